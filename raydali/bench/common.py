@@ -1,4 +1,4 @@
-"""What the benchmarks share: their options and checks, rows and their errors, the table, and the file of --json."""
+"""The options, checks, rows, tables and JSON files that all benchmarks share."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -122,22 +122,22 @@ def open_options(options: LaunchOptions, *names: str) -> list[str]:
 
 
 def _loader(options: LaunchOptions, _: Mapping[str, Any], __: Facts) -> dict[str, Any]:
-    """DALI, since it is faster; PyTorch's loader where DALI is not installed, as on macOS."""
+    """Choose DALI, since it is faster, or PyTorch's loader where DALI is not installed, as on macOS."""
     return {"loader": default_loader()} if open_options(options, "loader") else {}
 
 
 def _kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
-    """What an earlier start has chosen: another choice would change the order or the numbers of the run."""
+    """Keep what an earlier start has chosen: another choice would change the order or the numbers of the run."""
     return {name: kept.get(name) for name in open_options(options, *HARDWARE_OPTIONS, *SHUFFLE_OPTIONS)}
 
 
 def _known_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> list[Mapping[str, Any]]:
-    """Inputs of the model, those that count most first."""
+    """Return the known inputs of the model, those that count most first."""
     return [kept, facts.weights_inputs or {}, {**MODEL_INPUTS, **getattr(options, "usual_inputs", {})}]
 
 
 def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """The inputs that the starting weights were trained with, else the usual ones of the job's models."""
+    """Choose the inputs that the starting weights were trained with, else the usual ones of the job's models."""
     known, values = _known_inputs(options, kept, facts), dict[str, Any]()
     for name in open_options(options, *MODEL_INPUTS):
         value = next(each[name] for each in known if each.get(name) is not None)
@@ -146,7 +146,7 @@ def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts)
 
 
 def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """The size of the run or of the weights, if validation images have their size; else 8/7 of this size, as usual."""
+    """Choose the size of the run or the weights, if validation images have theirs; else 8/7 of this size, as usual."""
     if not open_options(options, "resize_size"):
         return {}
     size = validation_size(vars(options))
@@ -155,7 +155,7 @@ def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) 
 
 
 def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """A full micro-batch for each of the largest number of workers.
+    """Give each of the largest number of workers a full micro-batch.
 
     A recipe gives the global batch instead, and the largest micro-batch: with more workers they get smaller ones.
     """
@@ -170,7 +170,7 @@ def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> d
 
 
 def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """No blocks, but for samples that are read with their neighbours, as rows of Parquet are by row groups.
+    """Choose blocks only for samples that are read with their neighbours, as rows of Parquet are by row groups.
 
     A full shuffle would read a row group for each sample. If it reads more than `HIGH_AMPLIFICATION` times the bytes of
     the samples, blocks of row groups are shuffled that fit into the memory that a process keeps for them. If these do
@@ -204,14 +204,14 @@ def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[
 
 
 def _window(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Enough blocks that a global batch of samples sorted by class has as many classes as in a full shuffle."""
+    """Mix enough blocks that a global batch of samples sorted by class has as many classes as in a full shuffle."""
     if facts.workers is None or not options.shuffle_block or options.shuffle_window is not None:
         return {}
     return {"shuffle_window": fitting_window(facts.labels, options.stream(facts.samples))}
 
 
 def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """The fastest precision that all devices have; compilation on GPUs, in runs that are long enough to gain from it.
+    """Choose the fastest precision of all devices, and compile on GPUs in runs that are long enough to gain from it.
 
     Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth.
     """

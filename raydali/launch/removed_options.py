@@ -26,7 +26,7 @@ REMOVED: dict[str, str] = {
     "bench scale": "its figures are in docs/scale.md, and they follow from the formats of the run's files",
     "bench soak": f"{_NOT_INSTALLED} python -m tests.support.soak",
 }
-"""What replaced an option or a command; ends the message, which has one line.
+"""Each value says what replaced an option or a command, and ends the message of one line.
 
 Keys: `--option` of jobs and of all commands, also for --no-option; `command --option` of one command; or a command.
 """

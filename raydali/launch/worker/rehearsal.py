@@ -38,7 +38,7 @@ class Rehearsal:
         val_loader: that of the validation set.
         context: what all steps share.
         differentiated: the functions that the steps call, whose CUDA graphs are of one size.
-        warm_up_inference: compiles and captures what the validation computes.
+        warm_up_inference: compiles and captures what the validation computes; returns whether there is something to.
         captures: whether steps are captured as a CUDA graph.
     """
 
@@ -51,7 +51,7 @@ class Rehearsal:
         val_loader: Loader,
         context: StepContext,
         differentiated: Sequence[ForwardBackward],
-        warm_up_inference: Callable[[], None],
+        warm_up_inference: Callable[[], bool],
         *,
         captures: bool,
     ) -> None:
@@ -67,7 +67,11 @@ class Rehearsal:
         )
         self._cache = CompileCache(session.folder, session.worker, session.warn)
         self._steps = warm_up_steps(differentiated, session.worker.device)
-        self._doing = ["compiling"] * bool(config.compile) + ["capturing a CUDA graph"] * captures
+        self._doing: list[str] = []
+        if config.compile:
+            self._doing.append("compiling")
+        if captures:
+            self._doing.append("capturing a CUDA graph")
         self._prepares = session.worker.device.type == "cuda" or bool(config.compile)
 
     def before_first_step(self) -> Iterator[Step]:
@@ -84,9 +88,8 @@ class Rehearsal:
         measures = self._config.ceiling and is_first
         if self._config.compile:
             self._cache.load()
-        if is_first:
-            # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
-            self._warm_up_inference()
+        # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
+        if is_first and self._warm_up_inference():
             start_clock.mark("validation")
         later = self._later_epochs() if self._prepares else []
         for epoch in reversed(later):

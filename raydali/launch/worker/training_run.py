@@ -209,8 +209,8 @@ class TrainingRun:
         self._inferences.append((inference, inputs))
         return inference
 
-    def _warm_up_inference(self) -> None:
-        """Compile and capture what the validation computes, once."""
+    def _warm_up_inference(self) -> bool:
+        """Compile and capture what the validation computes, once; return whether there was something to."""
         faster = [(inference, inputs) for inference, inputs in self._inferences if inference.is_faster]
         self._inferences.clear()
         if faster:
@@ -220,6 +220,7 @@ class TrainingRun:
                 self._session.emit(Note("compiling the validation"))
             for inference, inputs in faster:
                 inference.warm_up(batch[inputs])
+        return bool(faster)
 
     @property
     def _can_capture(self) -> bool:

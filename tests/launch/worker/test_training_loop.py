@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from raydali.data.loading.make import make_loader
 from raydali.errors import UsageError
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
+from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.precision import PrecisionName
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
-from tests.support.ranks import LocalSession, folder_of
+from tests.support.ranks import LocalSession, Stopped, folder_of
 
 CONFIG = replace(SHORT, epochs=1, ceiling=False, name="run")
 
@@ -26,9 +28,9 @@ CONFIG = replace(SHORT, epochs=1, ceiling=False, name="run")
 class Loop:
     """A whole loop; each test overrides a method with one that leaves something out."""
 
-    def __init__(self, path: Path, config: Config = CONFIG) -> None:
+    def __init__(self, path: Path, config: Config = CONFIG, stop_at: int | None = None) -> None:
         self.config, self.data = config, digits_data()
-        self.session = LocalSession(folder_of(path))
+        self.session = LocalSession(folder_of(path), stop_at=stop_at)
         self.run = TrainingRun(config, self.session, samples=len(self.data.train))
         self.model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -94,6 +96,28 @@ def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
     (row,) = loop.session.folder.rows("epochs.jsonl")
     assert loop.session.steps_left == 0
     assert row["step"] == loop.run.stream.steps and row["validation"]["top1"] == 0.5 and row["learning_rate"] == 0.1
+
+
+def test_a_resume_prepares_its_validation_only_when_it_validates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first start does so before its first step: what does not fit into memory fails then."""
+    config = replace(CONFIG, epochs=3)
+    stream = config.stream(len(digits_data().train))
+
+    def steps_before(stop_at: int | None) -> list[int]:
+        """Return how many steps of the run were done at each preparation."""
+        loop, prepared = Loop(tmp_path, config, stop_at), list[int]()
+        monkeypatch.setattr(ValidationForward, "warm_up", lambda *_: prepared.append(loop.session.cursor.done))
+        inference = loop.run.inference(loop.model)
+        assert isinstance(inference, ValidationForward)
+        inference.is_faster = True
+        with suppress(Stopped):
+            loop.train()
+        return prepared
+
+    assert steps_before(stream.end_step(0) + 1) == [0]
+    assert steps_before(None) == [stream.end_step(1)]
 
 
 @pytest.mark.parametrize(
