@@ -169,7 +169,7 @@ def test_rotated_videos_are_evaluated_as_upright_ones(tmp_path: Path) -> None:
     for i, rotation in enumerate(ROTATIONS):
         name = ("down", "left", "right", "up")[i % 4]
         path = tmp_path / "rotated" / name / f"{i}.mp4"
-        write_video(path, moving(20, start=9 * i), "h264", rotation=rotation)
+        write_video(path, moving(20, start=9 * i), "h264rgb", rotation=rotation)  # in RGB, as the upright ones
         write_video(tmp_path / "upright" / name / f"{i}.mkv", upright_by_ffmpeg(path), "ffv1")
         write_video(tmp_path / "stored" / name / f"{i}.mkv", decoded_by_pyav(path), "ffv1")
     rotated, upright, stored = (

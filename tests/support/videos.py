@@ -36,6 +36,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", "yuv420p", {"deadline": "realtime", "cpu-used": "8", "crf": "20", "b": "0"}),
     "mjpeg": ("mjpeg", "yuvj420p", {"q:v": "3"}),
     "h264": ("libx264", "yuv420p", {"preset": "veryfast", "crf": "20"}),
+    "h264rgb": ("libx264rgb", "rgb24", {"preset": "veryfast", "crf": "0"}),
     "hevc": ("libx265", "yuv420p", {"preset": "ultrafast", "crf": "20", "x265-params": "log-level=none"}),
     "mpeg4": ("mpeg4", "yuv420p", {"q:v": "3"}),
     "av1": ("libsvtav1", "yuv420p", {"preset": "12", "crf": "20"}),
