@@ -122,12 +122,8 @@ def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.Monkey
 
 
 def test_it_is_void_beside_processes_that_take_the_cores() -> None:
-    # They end by themselves with this process, which may be killed before the `finally` below. A library of an earlier
-    # test may have made this process one of real time: such ones would let no other process run, nor end them.
-    code = (
-        "import os\nos.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\nparent = os.getppid()\n"
-        "print(flush=True)\nwhile os.getppid() == parent: pass"
-    )
+    # They end by themselves with this process, which may be killed before the `finally` below.
+    code = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent: pass"
     burners = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         for _ in range(2 * len(os.sched_getaffinity(0)))
