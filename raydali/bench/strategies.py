@@ -329,7 +329,7 @@ def _make_step(task: StrategyTask, worker: "Worker", *, classes: int) -> Step:
 
     from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
-    from raydali.train.precision import Precision
+    from raydali.train.step import Precision
 
     precision = Precision("fp32" if task.precision == "fp32" else AMP[worker.device.type], worker.device)
     # DataParallel's replicas get their weights as pieces of one buffer, at addresses that cuDNN's kernels for

@@ -29,7 +29,8 @@ from raydali.host import cuda_queues
 if TYPE_CHECKING:
     import torch
 
-    from raydali.train.precision import Precision, PrecisionName
+    from raydali.host.hardware import PrecisionName
+    from raydali.train.step import Precision
     from raydali.train.worker import Worker
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
@@ -130,7 +131,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     """
     import torch
 
-    from raydali.train.precision import Precision
+    from raydali.train.step import Precision
 
     loading = replace(task.loading, rank=rank)
     if loading.gpu and LOADERS[loading.loader].all_queues:

@@ -20,7 +20,7 @@ from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.part_worker import Calls, JoiningWorker, PartWorker
 from raydali.inference.parts import Part, PartByPart
 from raydali.train.evaluation.validation_pass import ValidationPass
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 
 Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]
 """Ids and outputs of each batch."""

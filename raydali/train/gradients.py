@@ -32,41 +32,10 @@ def ddp_is_slower(parameters: Sequence[nn.Parameter], worker: Worker) -> bool:
     return seconds < _DDP_SECONDS_PER_GRADIENT * len(parameters)
 
 
-class FlatSums:
-    """The sums of tensors over all ranks, computed with one all-reduce for each dtype. All ranks must call it."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._flat: list[torch.Tensor] = []
-        self._views: list[torch.Tensor] = []
-
-    @torch.no_grad()
-    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the sums, which are valid until the next call. The tensors stay as they are.
-
-        Args:
-            tensors: tensors of the same shapes, strides, dtypes and devices in each call.
-        """
-        if not self._flat:
-            self._allocate(tensors)
-        torch._foreach_copy_(self._views, tensors)
-        for flat in self._flat:
-            self._worker.all_reduce(flat)
-        return self._views
-
-    def _allocate(self, like: list[torch.Tensor]) -> None:
-        self._views = [torch.empty(0)] * len(like)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in like):
-            here = [index for index, tensor in enumerate(like) if tensor.dtype == dtype]
-            sizes = [-(-like[index].numel() // _ALIGNMENT) * _ALIGNMENT for index in here]
-            flat = torch.zeros(sum(sizes), dtype=dtype, device=like[here[0]].device)
-            for index, part in zip(here, flat.split(sizes), strict=True):
-                self._views[index] = _like(part, like[index])
-            self._flat.append(flat)
-
-
 class GradientSums:
-    """The sums of the gradients of a model over all ranks. All ranks must call the same methods.
+    """The sums of the gradients of a model over all ranks, with one all-reduce for each dtype.
+
+    All ranks must call the same methods.
 
     Args:
         model: a model with trained parameters. Its parameters and buffers get the values of rank 0, as in DDP.
@@ -74,27 +43,46 @@ class GradientSums:
 
     def __init__(self, model: nn.Module, worker: Worker) -> None:
         worker.broadcast([*model.parameters(), *model.buffers()])
+        self._worker = worker
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
-        self._sums = FlatSums(worker)
+        self._flat: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
 
+    @torch.no_grad()
     def all_reduce(self) -> None:
-        """Set each gradient to its sum over ranks. None counts as zeros, and stays None if it is None on all ranks."""
+        """Set each gradient to its sum over ranks. None counts as zeros, and stays None if it is None on all ranks.
+
+        The sums are valid until the next call.
+        """
         gradients = [parameter.grad for parameter in self._parameters]
         missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         has_gradient = self._has_gradient.clone()
         if missing:
             has_gradient[missing] = 0  # the host waits for the device
         given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
-        *sums, ranks = self._sums([*given, has_gradient])
+        given.append(has_gradient)
+        if not self._flat:
+            self._allocate(given)
+        torch._foreach_copy_(self._sums, given)
+        for flat in self._flat:
+            self._worker.all_reduce(flat)
+        *sums, ranks = self._sums
         for parameter, gradient in zip(self._parameters, sums, strict=True):
             parameter.grad = gradient
         for index in missing:
             if not ranks[index]:  # a device's value: the host waits for it only where a gradient is None
                 self._parameters[index].grad = None
 
-
-def _like(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a part of a flat buffer with a tensor's shape, and with its strides if it is dense."""
-    dense = torch.empty_like(tensor, device="meta")  # keeps the strides of dense tensors only
-    return part[: tensor.numel()].as_strided(dense.shape, dense.stride(), part.storage_offset())
+    def _allocate(self, like: list[torch.Tensor]) -> None:
+        """Make room for sums of tensors of these shapes, strides, dtypes and devices."""
+        self._sums = [torch.empty(0)] * len(like)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in like):
+            here = [index for index, tensor in enumerate(like) if tensor.dtype == dtype]
+            sizes = [-(-like[index].numel() // _ALIGNMENT) * _ALIGNMENT for index in here]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=like[here[0]].device)
+            for index, part in zip(here, flat.split(sizes), strict=True):
+                dense = torch.empty_like(like[index], device="meta")  # keeps the strides of dense tensors only
+                part = part[: like[index].numel()]
+                self._sums[index] = part.as_strided(dense.shape, dense.stride(), part.storage_offset())
+            self._flat.append(flat)

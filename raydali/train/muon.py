@@ -1,6 +1,5 @@
 """Muon for the matrices of hidden layers, and AdamW for all other parameters; on a GPU Muon is one CUDA graph."""
 
-import logging
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -10,10 +9,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from raydali.train.step import capture
+
 BRANCHES = 8
 """Branches of the CUDA graph, which compute at the same time: most matrices are too small to occupy a GPU."""
-
-_log = logging.getLogger(__name__)
 
 
 def hidden_matrices(model: nn.Module, head: Collection[str]) -> set[nn.Parameter]:
@@ -147,19 +146,19 @@ class _Directions:
             self._directions[parameter].copy_(matrix.view_as(parameter))
 
     def _capture(self, parameters: Sequence[nn.Parameter]) -> None:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        stream = torch.cuda.current_stream()
         branches = [torch.cuda.Stream(priority=stream.priority) for _ in range(BRANCHES)]
-        try:
-            # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                for index, branch in enumerate(branches):
-                    branch.wait_stream(stream)
-                    with torch.cuda.stream(branch):
-                        self._update(parameters[index::BRANCHES])
-                for branch in branches:
-                    stream.wait_stream(branch)
-        except RuntimeError as error:
-            _log.warning("Muon cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", error)
+
+        def update() -> None:
+            for index, branch in enumerate(branches):
+                branch.wait_stream(stream)
+                with torch.cuda.stream(branch):
+                    self._update(parameters[index::BRANCHES])
+            for branch in branches:
+                stream.wait_stream(branch)
+
+        captured = capture(update, "Muon")
+        if captured is None:
             self._captures = False
-            return
-        self._graph = graph
+        else:
+            self._graph, _ = captured

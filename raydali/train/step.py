@@ -1,24 +1,97 @@
-"""The forward and backward pass of a micro-batch; on a GPU one CUDA graph, so that no kernel waits for the host."""
+"""The arithmetic of a step: precision, forward and backward pass of a micro-batch, and BatchNorm's statistics.
+
+On a GPU forward and backward are one CUDA graph, so that no kernel waits for the host. Statistics of BatchNorm do not
+depend on the number of workers: every step updates them once, with the mean of the statistics of all its micro-batches.
+"""
 
 import logging
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from raydali.host.hardware import OVERLAP_PAYS
+from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision, has_bf16
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
-from raydali.train.compilation import compile_function
 from raydali.train.gradients import GradientSums, ddp_is_slower
-from raydali.train.precision import Precision
 from raydali.train.worker import Worker
 
+Result = TypeVar("Result")
+
+MAX_SHAPES = 64
+"""Number of shapes of inputs for which torch.compile compiles a model; beyond it, the model would run eagerly."""
 WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP = 3, 11
 """Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
 10) must be complete. Steps in fp16 are as many as with DDP: the first updates are left out if gradients overflow."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 
 _log = logging.getLogger(__name__)
+
+
+class Precision:
+    """The precision of training: `bf16` and `fp16` use autocast, and `fp16` scales the loss.
+
+    Parameters are float32, or float64 with `fp64`. In float32, runs that add in another order differ after some steps;
+    in float64, only real differences remain.
+
+    The scaler checks gradients that are equal on all ranks, so all ranks skip the same steps.
+
+    Args:
+        name: the precision, the same on all ranks; None for the device's fastest one.
+    """
+
+    def __init__(self, name: PrecisionName | None, device: torch.device) -> None:
+        name = name or fastest_precision(device.type, bf16=has_bf16(device))
+        self.dtype = _DTYPES[name]
+        self._device = device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of a forward pass."""
+        return torch.autocast(self._device.type, self.dtype, enabled=self.dtype.itemsize == 2)
+
+    @property
+    def of_parameters(self) -> torch.dtype:
+        """The dtype of parameters."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
+def compile_function(function: Callable[..., Result], *, fused: bool | None = False) -> Callable[..., Result]:
+    """Return the function compiled for each shape of its inputs. What cannot be compiled runs eagerly, and is logged.
+
+    Args:
+        function: a function or a module.
+        fused: whether models in it get fused BatchNorm in training, see fused/graph.py; None means False.
+    """
+    import torch._dynamo.config  # it takes seconds
+
+    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.config.recompile_limit = MAX_SHAPES
+    options: dict[str, str | int | bool | Callable[..., object]] | None = None
+    if fused:
+        from raydali.train.fused.graph import inductor_options
+
+        options = inductor_options()
+    return torch.compile(function, dynamic=False, options=options)
+
+
+def capture(function: Callable[[], Result], what: str) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+    """Capture a function as a CUDA graph on the current stream; return the graph, and what the function returned.
+
+    If it cannot be captured, this is logged of `what`, and None returned.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            return graph, function()
+    except RuntimeError as error:
+        _log.warning("%s cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", what, error)
+        return None
 
 
 class ForwardBackward:
@@ -119,21 +192,12 @@ class ForwardBackward:
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-                self._loss = self._run(*self._inputs)
-        except RuntimeError as error:
-            _log.warning(
-                "the model cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", error
-            )
-        else:
+        captured = capture(lambda: self._run(*self._inputs), "the model")
+        if captured is not None:
+            self._graph, self._loss = captured
             self._gradients = [parameter.grad for parameter in self._parameters]
-            self._graph = graph
-        finally:
-            for parameter, gradient in zip(self._parameters, before, strict=True):
-                parameter.grad = gradient
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
 
 
 class _Loss(nn.Module):
@@ -146,3 +210,89 @@ class _Loss(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return the loss of these inputs."""
         return self._loss(*inputs)
+
+
+class RunningStatistics:
+    """The running statistics of a model's BatchNorm layers.
+
+    Each rank uses its own micro-batches. The update is linear, so the mean over ranks, weighted by their numbers of
+    micro-batches, equals the result of one worker. Ranks compute it only before validation and checkpoints.
+
+    Args:
+        model: the unwrapped model. Its layers in evaluation mode are frozen: their statistics are left as they are.
+        micro_batches: number of micro-batches of a global batch that this rank trains on.
+        all_micro_batches: number of micro-batches in a global batch.
+
+    Raises:
+        ValueError: a layer has momentum=None: its cumulative average would depend on the number of batches.
+    """
+
+    def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
+        norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        layers = [layer for layer in norms if layer.track_running_stats and layer.training]
+        if any(layer.momentum is None for layer in layers):
+            raise ValueError("BatchNorm with momentum=None is not supported: its statistics depend on the batch count")
+        self._buffers: list[torch.Tensor] = [
+            buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None
+        ]
+        self._counts = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
+        self._micro_batches, self._all = micro_batches, all_micro_batches
+        several = self._buffers if micro_batches > 1 else []
+        self._before = [torch.empty_like(buffer) for buffer in several]
+        self._sums = [torch.empty_like(buffer) for buffer in several]
+
+    @torch.no_grad()
+    def begin_micro_batch(self, index: int) -> None:
+        """Prepare for a forward pass, which updates the buffers from their values at the beginning of the step.
+
+        Args:
+            index: the micro-batch's index among those of this rank in the step.
+        """
+        if not self._sums:
+            return
+        if index == 0:
+            torch._foreach_copy_(self._before, self._buffers)
+        else:
+            torch._foreach_copy_(self._buffers, self._before)
+            torch._foreach_sub_(self._counts, 1)
+
+    @torch.no_grad()
+    def end_micro_batch(self, index: int) -> None:
+        """Add the result of a forward pass to the sums, and set the statistics to their mean after the last one."""
+        if not self._sums:
+            return
+        if index == 0:
+            torch._foreach_copy_(self._sums, self._buffers)
+        else:
+            torch._foreach_add_(self._sums, self._buffers)
+        if index == self._micro_batches - 1:
+            torch._foreach_copy_(self._buffers, self._sums)
+            torch._foreach_div_(self._buffers, self._micro_batches)
+
+    @torch.no_grad()
+    def average(self, worker: Worker) -> None:
+        """Set the statistics to the weighted mean over ranks. All ranks must call it. The host does not wait for a GPU.
+
+        Averaged again before the next step, they stay as they are.
+        """
+        if worker.world_size == 1 or not self._buffers:
+            return
+        share = self._micro_batches / self._all
+        flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * share
+        worker.all_reduce(flat)
+        torch._foreach_copy_(self._buffers, flat.split([len(buffer) for buffer in self._buffers]))
+
+
+def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+    """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
+
+    timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
+    lose hooks, which stochastic depth needs (models/drop_path.py).
+    """
+    hooks = {name: module._forward_hooks for name, module in model.named_modules()}
+    layers = sys.modules.get("timm.layers")
+    convert = layers.convert_sync_batchnorm if layers else nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model, group)
+    for name, module in converted.named_modules():
+        module._forward_hooks.update(hooks.get(name, {}))
+    return converted

@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
-from raydali.train.precision import Precision
-from raydali.train.snapshot import snapshot
-from raydali.train.step import WARM_UP_STEPS, ForwardBackward
+from raydali.train.checkpoint_file import snapshot
+from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
 from raydali.train.worker import Worker
 
 Step = TypeVar("Step")

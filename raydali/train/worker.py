@@ -1,10 +1,14 @@
-"""A worker's identity, and its communication with the other workers."""
+"""A worker's identity, and its communication with the other workers.
+
+Nothing is sent as a pickle: otherwise anybody who can connect to the port of a process group could run any code.
+"""
 
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from io import BytesIO
 from typing import Any, TypeVar
 
 import torch
@@ -12,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raydali.train import byte_collectives
-from raydali.train.checkpoint_file import State
+from raydali.train.checkpoint_file import State, map_tensors, serialize
 
 HIGHEST_PRIORITY = -5
 """Priority of a CUDA stream; a GPU with fewer priorities uses its highest."""
@@ -35,16 +38,17 @@ class StepCounts:
         self.mine = {NOTICES: 0, BROKEN: 0}
         self.sums = {NOTICES: 0, BROKEN: 0}
         self._summed = torch.zeros(0)
-        self._wait: Callable[[], None] = lambda: None
+        self._work: Any = None
 
-    def begin_step(self, sum_later: Callable[[torch.Tensor], Callable[[], None]]) -> None:
-        """Begin to sum the counts with `Worker.sum_later`."""
+    def begin_step(self, world_size: int) -> None:
+        """Begin to sum the counts. All ranks must call it, and `end_step`."""
         self._summed = torch.tensor([*self.mine.values()])
-        self._wait = sum_later(self._summed)
+        self._work = dist.all_reduce(self._summed, async_op=True) if world_size > 1 else None
 
     def end_step(self) -> None:
         """Wait for the sums that `begin_step` has begun."""
-        self._wait()
+        if self._work is not None:
+            self._work.wait()
         self.sums = dict(zip(self.sums, self._summed.tolist(), strict=True))
 
 
@@ -100,23 +104,62 @@ class Worker:
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Gather bytes like `gather`, for data that is large or not JSON."""
-        return [content] if self.world_size == 1 else byte_collectives.gather(content)
+        return self._gathered(content, on_all=False)
 
     def exchange(self, value: object) -> list[Any]:
         """Return all ranks' values (see `gather`), ordered by rank, on every rank. All ranks must call it."""
-        content = json.dumps(value).encode()
-        of_ranks = [content] if self.world_size == 1 else byte_collectives.all_gather(content)
-        return [json.loads(each) for each in of_ranks]
+        return [json.loads(content) for content in self._gathered(json.dumps(value).encode(), on_all=True)]
+
+    def _gathered(self, content: bytes, *, on_all: bool) -> list[bytes]:
+        if self.world_size == 1:
+            return [content]
+        mine, sizes = _padded(content)
+        parts = [torch.empty_like(mine) for _ in sizes] if on_all or self.rank == 0 else []
+        if on_all:
+            dist.all_gather(parts, mine)
+        else:
+            dist.gather(mine, parts or None, group_dst=0)
+        return [_bytes(part, size) for part, size in zip(parts, sizes, strict=False)]
 
     def from_first(self, value: T) -> T:
         """Return rank 0's value (see `gather`) on every rank. All ranks must call it."""
-        content = json.dumps(value).encode()
-        value_of_first: T = json.loads(content if self.world_size == 1 else byte_collectives.broadcast(content))
+        value_of_first: T = json.loads(self._broadcast_bytes(json.dumps(value).encode()))
         return value_of_first
 
+    def _broadcast_bytes(self, content: bytes) -> bytes:
+        """Return the bytes of rank 0; those of other ranks are ignored."""
+        if self.world_size == 1:
+            return content
+        size = torch.tensor(len(content), device=_device())
+        dist.broadcast(size, group_src=0)
+        sent = _tensor(content if self.rank == 0 else bytes(int(size)))
+        dist.broadcast(sent, group_src=0)
+        return _bytes(sent, int(size))
+
     def state_from_first(self, state: State) -> State:
-        """Return rank 0's nested state, see `broadcast_state`; ignored on others. All ranks must call it."""
-        return state if self.world_size == 1 else byte_collectives.broadcast_state(state)
+        """Return rank 0's nested state, of tensors on the CPU and plain values; ignored on others. All must call it.
+
+        Tensors are sent one by one, so that no rank needs memory for more than its own copy. Dense ones keep their
+        strides: fused optimizers refuse momenta whose strides differ from those of the weights.
+        """
+        if self.world_size == 1:
+            return state
+        is_first = self.rank == 0
+        mine = bytes(serialize(map_tensors(state, lambda tensor: tensor.to("meta")))) if is_first else b""
+        shapes = self._broadcast_bytes(mine)
+        if not is_first:
+            state = torch.load(BytesIO(shapes), weights_only=True)
+
+        def received(tensor: torch.Tensor) -> torch.Tensor:
+            whole = torch.empty_like(tensor, device="cpu")
+            if is_first:
+                whole = tensor if tensor.stride() == whole.stride() else whole.copy_(tensor)
+            if whole.numel():
+                memory = whole.as_strided((whole.numel(),), (1,))
+                dist.broadcast(memory.view(torch.uint8), group_src=0)
+            return whole
+
+        return map_tensors(state, received)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Set these tensors on the device to their values on rank 0. All ranks must call it."""
@@ -127,11 +170,6 @@ class Worker:
         """Sum a tensor on the device over all ranks, in place. All ranks must call it."""
         if self.world_size > 1:
             dist.all_reduce(tensor, group=self.gradients)
-
-    def sum_later(self, counts: torch.Tensor) -> Callable[[], None]:
-        """Start to sum a tensor over all ranks, in place; return a function that waits. All ranks must call both."""
-        work: Any = dist.all_reduce(counts, async_op=True) if self.world_size > 1 else None
-        return lambda: work and work.wait()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks of a small tensor, on the CPU."""
@@ -155,3 +193,27 @@ class Worker:
             "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False
         }
         return DistributedDataParallel(model, process_group=self.gradients, gradient_as_bucket_view=True, **options)
+
+
+def _device() -> torch.device:
+    """Return the device of tensors that the default group accepts: outside a job it may be one of NCCL."""
+    nccl = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def _padded(content: bytes) -> tuple[torch.Tensor, list[int]]:
+    """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
+    size = torch.tensor([len(content)], device=_device())
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    of_ranks = [int(each) for each in sizes]
+    return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(_device())
+
+
+def _bytes(tensor: torch.Tensor, size: int) -> bytes:
+    """Return the bytes of a tensor without padding."""
+    return tensor[:size].cpu().numpy().tobytes()

@@ -14,8 +14,7 @@ from torch import nn
 
 from raydali.run.compile_cache import NODE_FOLDERS, CompileCache
 from raydali.run.folder import RunFolder
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import folder_of, run_ranks
 

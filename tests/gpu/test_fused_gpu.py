@@ -14,8 +14,7 @@ from torch.nn import functional
 from raydali.bench.train_rank import optimizer_step
 from raydali.train.fused import grids, kernels, layers, operators, pooling
 from raydali.train.models.normalized import Normalized
-from raydali.train.precision import Precision
-from raydali.train.step import WARM_UP_STEPS, ForwardBackward
+from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.batch_norms import SETTINGS, count_layers, random_bits, random_images, results, tensors
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from raydali.train.checkpoint_file import snapshot
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.models.small_images import digits_network
 from raydali.train.optim import build_optimizer, load_optimizer
-from raydali.train.precision import Precision
-from raydali.train.snapshot import snapshot
+from raydali.train.step import Precision
 from raydali.train.warmup import _undone
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ import torchvision
 from jobs.imagenet import DIGITS, train
 from raydali.run.folder import EPOCHS
 from raydali.train.averaging import MovingAverage
-from raydali.train.snapshot import Snapshots
+from raydali.train.checkpoint_file import Snapshots
 from tests.support.digits import digits_data
 from tests.support.ranks import LocalSession, folder_of
 

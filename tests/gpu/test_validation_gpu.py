@@ -22,7 +22,7 @@ from raydali.train.evaluation.classification import Validation, evaluate
 from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, photograph
 

@@ -20,7 +20,7 @@ from raydali.data.sources.coco import Coco
 from raydali.errors import UsageError
 from raydali.train.evaluation.detection import Found, coco_metrics
 from raydali.train.models.detection import build_detector, check_detector
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks

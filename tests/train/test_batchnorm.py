@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from raydali.train.batchnorm import RunningStatistics, with_sync_batchnorm
+from raydali.train.step import RunningStatistics, with_sync_batchnorm
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 

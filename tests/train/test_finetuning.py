@@ -11,14 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.errors import UsageError
-from raydali.train.batchnorm import RunningStatistics
 from raydali.train.evaluation.classification import evaluating
 from raydali.train.finetuning import freeze, learning_rate_scales
 from raydali.train.models.classification import build_model, head_names, on_meta
 from raydali.train.models.small_images import digits_network
 from raydali.train.optim import build_optimizer
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision, RunningStatistics
 from raydali.train.worker import Worker
 from tests.support.messages import mentioning
 from tests.support.ranks import run_ranks

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from raydali.train.losses import balanced_weights, classification_loss
 from raydali.train.mixing import mixing
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 

@@ -12,7 +12,7 @@ from jobs.imagenet import Config
 from raydali import extras
 from raydali.errors import UsageError
 from raydali.launch.driver.option_checks import check
-from raydali.train.checkpoint_file import serialize
+from raydali.train.checkpoint_file import serialize, snapshot
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.models.classification import build_model
 from raydali.train.models.small_images import digits_network
@@ -23,8 +23,7 @@ from raydali.train.optim import (
     parameter_groups,
     set_learning_rate,
 )
-from raydali.train.precision import Precision
-from raydali.train.snapshot import snapshot
+from raydali.train.step import Precision
 from raydali.train.warmup import _undone
 from tests.support.messages import mentioning
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from raydali.train.snapshot import Snapshots
+from raydali.train.checkpoint_file import Snapshots
 
 
 def test_a_snapshot_has_the_values_of_its_time() -> None:

@@ -18,10 +18,9 @@ from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples
-from raydali.train.checkpoint_file import is_finite
+from raydali.train.checkpoint_file import Snapshot, Snapshots, is_finite
 from raydali.train.evaluation.reference import Reference
 from raydali.train.optim import load_optimizer
-from raydali.train.snapshot import Snapshot, Snapshots
 
 
 class Stateful(Protocol):

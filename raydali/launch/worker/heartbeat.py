@@ -13,8 +13,8 @@ from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, M
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
-_COLLECTIVES = tuple(str(Path("raydali", "train", name)) for name in ("worker.py", "byte_collectives.py"))
-"""The source files of the calls in which ranks wait for each other, outside a backward pass."""
+_COLLECTIVES = str(Path("raydali", "train", "worker.py"))
+"""The source file of the calls in which ranks wait for each other, outside a backward pass."""
 
 
 class HeartbeatThread:

@@ -15,9 +15,7 @@ from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter
-from raydali.train.batchnorm import RunningStatistics
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision, RunningStatistics
 from raydali.train.worker import Worker
 
 
@@ -80,7 +78,7 @@ class Step:
         self._trained: list[MicroBatch] = []
         self._updated = False
         if not self.is_warm_up:
-            context.worker.counts.begin_step(context.worker.sum_later)
+            context.worker.counts.begin_step(context.worker.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.

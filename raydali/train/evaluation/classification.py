@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.loading.quarantine import none_read
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
 

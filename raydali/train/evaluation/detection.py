@@ -15,7 +15,7 @@ from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
 from raydali.data.tasks.boxes import Boxes, unfitted
 from raydali.train.evaluation.classification import evaluating, require_read
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
 Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]

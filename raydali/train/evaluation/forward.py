@@ -1,19 +1,15 @@
 """The forward pass of a validation: compiled, and on a GPU one CUDA graph, for batches of one size."""
 
-import logging
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from raydali.train.compilation import compile_function
 from raydali.train.evaluation.classification import evaluating
-from raydali.train.precision import Precision
+from raydali.train.step import Precision, capture, compile_function
 
 WARM_UP_CALLS = 3
 """Number of calls before the capture of a CUDA graph: compilation and autotuning must be complete."""
-
-_log = logging.getLogger(__name__)
 
 
 class ValidationForward(nn.Module):
@@ -46,23 +42,16 @@ class ValidationForward(nn.Module):
     def warm_up(self, samples: torch.Tensor) -> None:
         """Compile and capture the model for batches of this size and memory format."""
         full = self._full = samples.clone()
-        with evaluating(self), self._precision.autocast():
-            for _ in range(WARM_UP_CALLS):
-                self._run(full)
-        if not self._captures:
-            return
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with (
-                evaluating(self),
-                torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
-                self._precision.autocast(),
-            ):
-                self._outputs = self._run(full)
-        except RuntimeError as error:
-            _log.warning("the validation cannot be captured as a CUDA graph, so it is slower: %s", error)
-        else:
-            self._graph = graph
+
+        def outputs() -> torch.Tensor:
+            with evaluating(self), self._precision.autocast():
+                return self._run(full)
+
+        for _ in range(WARM_UP_CALLS):
+            outputs()
+        captured = capture(outputs, "the validation") if self._captures else None
+        if captured is not None:
+            self._graph, self._outputs = captured
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs for samples (N, ...), (N, ...)."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
 from raydali.train.evaluation.classification import evaluating, require_read
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
 HIGHEST_PSNR = 100.0

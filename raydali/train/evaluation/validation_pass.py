@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydali.data.loading.loader import Batch
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
 

@@ -18,7 +18,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.masks import TrainMasks, ValidationMasks
 from raydali.train.evaluation.segmentation import evaluate
 from raydali.train.evaluation.validation_pass import ValidationPass
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, oriented, photograph
 

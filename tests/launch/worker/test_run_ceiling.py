@@ -21,7 +21,7 @@ from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, Note
 from raydali.train import warmup
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support.digits import SHORT, digits_data

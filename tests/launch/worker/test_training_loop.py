@@ -14,10 +14,10 @@ from torch import nn
 from jobs.imagenet import Config, train_pipeline, val_pipeline
 from raydali.data.loading.make import make_loader
 from raydali.errors import UsageError
+from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
 from raydali.train.evaluation.forward import ValidationForward
-from raydali.train.precision import PrecisionName
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, Stopped, folder_of

@@ -18,7 +18,7 @@ from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.train.evaluation import detection, restoration
 from raydali.train.evaluation.classification import Validation, evaluate
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.broken import folder
 from tests.support.messages import mentioning

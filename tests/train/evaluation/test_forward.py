@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 from raydali.train.evaluation.classification import evaluating
 from raydali.train.evaluation.forward import ValidationForward
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 
 PRECISION = Precision("fp32", torch.device("cpu"))
 

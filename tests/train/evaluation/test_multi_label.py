@@ -12,7 +12,7 @@ from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.errors import DataError
 from raydali.train.evaluation.multi_label import MultiLabelValidation, evaluate
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 

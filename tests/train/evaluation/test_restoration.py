@@ -10,7 +10,7 @@ from torch import nn
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.train.evaluation.restoration import HIGHEST_PSNR, RestorationNetwork, charbonnier, evaluate, restore
-from raydali.train.precision import Precision
+from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
 CPU = torch.device("cpu")

@@ -18,8 +18,7 @@ from raydali.train.fused import graph, grids, layers
 from raydali.train.models.drop_path import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
-from raydali.train.precision import Precision
-from raydali.train.step import ForwardBackward
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.batch_norms import count_layers
 

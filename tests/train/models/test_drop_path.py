@@ -11,9 +11,9 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from raydali.errors import UsageError
-from raydali.train.batchnorm import with_sync_batchnorm
 from raydali.train.models.classification import build_model
 from raydali.train.models.drop_path import set_drop_path
+from raydali.train.step import with_sync_batchnorm
 from tests.support.messages import mentioning
 
 
