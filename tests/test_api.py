@@ -14,7 +14,7 @@ import torch
 
 import raydali
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from tests.support import broken
 from tests.support.cluster import ROOT, descendants, environment, kill
 from tests.support.messages import mentioning
@@ -171,7 +171,7 @@ def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
     ):
         raydali.measured(loader)
     order = raydali.OrderedPass(samples=IMAGES, batch_size=BATCH)
-    images, centre = ImageFolder.scan(str(folder)), raydali.ValidationImages(image_size=16, resize_size=16)
+    images, centre = LabeledFiles.scan(str(folder)), raydali.ValidationImages(image_size=16, resize_size=16)
     with (
         raydali.make_loader("dali", images, centre, order) as loader,
         pytest.raises(TypeError, match="not OrderedPass"),

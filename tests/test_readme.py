@@ -17,7 +17,7 @@ from PIL import Image
 from jobs import detection, restoration, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.launch.defaults import resolve
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder
@@ -110,7 +110,7 @@ def test_the_job_has_the_options() -> None:
 
 def test_the_demo_is_the_one_shown() -> None:
     (shown,) = blocks("text")
-    train, val = (len(ImageFolder.scan(f"{digits_folder()}/{split}")) for split in ("train", "val"))
+    train, val = (len(LabeledFiles.scan(f"{digits_folder()}/{split}")) for split in ("train", "val"))
     steps = DIGITS.epochs * train // (2 * DIGITS.batch_size)
     assert mentions(shown, f"{train:,} {val} 10 classes")
     assert mentions(shown, f"step 0 {steps} 2 workers")

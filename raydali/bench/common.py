@@ -144,10 +144,10 @@ def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -
     Raises:
         UsageError: the data is missing, or has too few images for a batch of each GPU or process.
     """
-    from raydali.data.sources.image_folder import ImageFolder
+    from raydali.data.sources.labeled import LabeledFiles
 
     make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
-    images = len(ImageFolder.scan(options.data)) if options.data is not None else make
+    images = len(LabeledFiles.scan(options.data)) if options.data is not None else make
     check_samples(options, images, max(gpus, processes), devices(gpus))
     return asdict(options) | {"make": None if options.data else make, "images": images}
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import Images, TrainImages
@@ -115,11 +114,11 @@ def _ours(task: Task, name: "LoaderName", pipeline: Pipeline[Any]) -> Batches:
 
     if task.gpu:
         torch.cuda.set_device(task.device)
-    with our_loader(task, name, ImageFolder.scan(task.root), pipeline) as loader:
+    with our_loader(task, name, LabeledFiles.scan(task.root), pipeline) as loader:
         yield from normalised(task, loader, "images")
 
 
-def our_loader(task: Task, name: "LoaderName", source: ImageFolder, pipeline: Pipeline[Any]) -> "Loader":
+def our_loader(task: Task, name: "LoaderName", source: LabeledFiles, pipeline: Pipeline[Any]) -> "Loader":
     """Make raydali's loader of that name for a task."""
     from raydali.data.loading.make import make_loader
 

@@ -39,7 +39,7 @@ from raydali.bench.common import (
 from raydali.output import devices
 
 if TYPE_CHECKING:
-    from raydali.data.sources.image_folder import ImageFolder
+    from raydali.data.sources.labeled import LabeledFiles
 
 FEW, SECONDS_FOR_FEW = 1000, 120.0
 """Images of a trial, and the default of --limit for it."""
@@ -93,16 +93,16 @@ def main(options: LoaderBench) -> dict[str, Any]:
         CommandError: a loader could not be measured; after the other results were shown and written.
     """
     from raydali.bench.synthetic_images import synthetic_images
-    from raydali.data.sources.image_folder import ImageFolder
+    from raydali.data.sources.labeled import LabeledFiles
 
     if options.seed_table:
         options = replace(options, **PUBLISHED_SETTINGS, loaders="raydali,torchvision")
     common.check(options, loaders=CHOICE, pixels=PIXELS)
     counts = common.gpu_counts(options.gpus)
-    given = ImageFolder.scan(options.data) if options.data is not None else None
+    given = LabeledFiles.scan(options.data) if options.data is not None else None
     common.check_samples(options, len(given) if given else options.make, max(counts), devices(max(counts)))
     with synthetic_images(options.data, options.make) as root:
-        result = _measure(options, given or ImageFolder.scan(root), _wanted(options, counts))
+        result = _measure(options, given or LabeledFiles.scan(root), _wanted(options, counts))
     if options.seed_table:
         _add_published(result)
     present(result, options, _show_table)
@@ -124,7 +124,7 @@ def _wanted(options: LoaderBench, counts: list[int]) -> list[tuple[str, str, int
     ]
 
 
-def _measure(options: LoaderBench, source: "ImageFolder", wanted: list[tuple[str, str, int]]) -> dict[str, Any]:
+def _measure(options: LoaderBench, source: "LabeledFiles", wanted: list[tuple[str, str, int]]) -> dict[str, Any]:
     from raydali.bench.image_loaders import Task
     from raydali.bench.loader_rates import interleaved
 
@@ -144,7 +144,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{contender_name(row)} on {devices(row['gpus'])}"
 
 
-def _images(source: "ImageFolder") -> dict[str, int]:
+def _images(source: "LabeledFiles") -> dict[str, int]:
     """Count the images, and estimate their mean size from a thousand, since all of them may take long."""
     import numpy as np
 

@@ -38,7 +38,7 @@ from raydali.bench.common import (
 from raydali.bench.image_loaders import Task, our_loader
 from raydali.bench.processes import join_ranks
 from raydali.bench.train_rank import MIN_CLASSES, Step, optimizer_step
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages
 from raydali.errors import UsageError
 from raydali.host import cuda_queues
@@ -294,7 +294,7 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
     torch.manual_seed(rank)
     # DataParallel computes in new threads at each step, and cuDNN's tuning results belong to a thread.
     torch.backends.cudnn.benchmark = task.strategy != "dp"
-    source = ImageFolder.scan(task.root)
+    source = LabeledFiles.scan(task.root)
     step = _make_step(task, worker, classes=max(MIN_CLASSES, len(source.classes)))
     name: Any = task.loader
     with our_loader(task, name, source, TrainImages(seed=0, image_size=task.image_size)) as loader:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.bench.image_loaders import LOADERS, Pixels, Task, our_loader
 from raydali.bench.processes import join_ranks
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages
 from raydali.host import cuda_queues
 
@@ -79,7 +79,7 @@ class BatchSource:
         store: maximum number of batches that it prepares in advance.
     """
 
-    def __init__(self, loading: Task, source: ImageFolder, precision: "Precision") -> None:
+    def __init__(self, loading: Task, source: LabeledFiles, precision: "Precision") -> None:
         import torch
 
         half = loading.gpu and precision.dtype != torch.float32
@@ -139,7 +139,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     worker = _join(loading, port)
     torch.manual_seed(rank)  # so that torchvision's order differs between ranks; DDP broadcasts the weights of rank 0
     torch.backends.cudnn.benchmark = True
-    source = ImageFolder.scan(loading.root)
+    source = LabeledFiles.scan(loading.root)
     precision = Precision(task.precision, worker.device)
     feed = BatchSource(loading, source, precision)
     step = _make_step(task, feed, worker, precision, classes=max(MIN_CLASSES, len(source.classes)))

@@ -129,11 +129,11 @@ def _target(options: Prepare) -> str:
 
 def _images(data: str) -> tuple["Files", list[str]]:
     """Return the images in the folders of a root, by their relative paths, and the folders."""
+    from raydali.data.sources.file_rules import select_files
     from raydali.data.sources.files import Files, absolute
     from raydali.data.sources.formats import source_kind
-    from raydali.data.sources.image_folder import EXTENSIONS
+    from raydali.data.sources.labeled import IMAGE_EXTENSIONS
     from raydali.data.sources.listing import list_tree
-    from raydali.data.sources.skipped_files import select_files
     from raydali.data.sources.tar import holds_shards
 
     wanted = "give class folders, or train/ and val/ of class folders"
@@ -146,11 +146,11 @@ def _images(data: str) -> tuple["Files", list[str]]:
         raise UsageError(f"{data} has boxes, which would not fit smaller images: {wanted}")
     if any({f"{split}img", f"{split}gt"} <= listing.keys() for split in ("", "train/", "test/")):
         raise UsageError(f"{data} has pairs, whose pixels are the training targets: {wanted}")
-    selected, skipped = select_files(listing, EXTENSIONS)
+    selected, skipped = select_files(listing, IMAGE_EXTENSIONS)
     images = {folder: sorted(selected.pop(folder)) for folder in sorted(selected)}
-    skipped.warn(root, EXTENSIONS)
+    skipped.warn(root, IMAGE_EXTENSIONS)
     if not any(images.values()):
-        raise UsageError(f"{data} has no images in folders ({', '.join(EXTENSIONS)}): {wanted}")
+        raise UsageError(f"{data} has no images in folders ({', '.join(IMAGE_EXTENSIONS)}): {wanted}")
     folders = [*images]
     return Files.from_folders(root, ((folder, images.pop(folder)) for folder in folders)), folders
 

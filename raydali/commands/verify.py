@@ -103,7 +103,7 @@ def main(options: Verify) -> None:
         DataError: samples are broken (they were printed and written), or the storage does not answer.
     """
     from raydali.data.sources.exclusion import as_line
-    from raydali.data.sources.skipped_files import describe_skipped
+    from raydali.data.sources.file_rules import describe_skipped
 
     workers = process_count(options.workers)
     require_writable("--output", options.output)
@@ -162,10 +162,8 @@ def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
     from raydali.data.sources.folder_layout import split_files
-    from raydali.data.sources.formats import check_column_options, labeled_images, source_kind
-    from raydali.data.sources.idx import idx_folder
+    from raydali.data.sources.formats import check_column_options, kind_and_files, labeled_images
     from raydali.data.sources.image_pairs import ImagePairs
-    from raydali.data.sources.parquet import parquet_folder
     from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
 
@@ -181,8 +179,8 @@ def _sources(options: Verify) -> list[Any]:
         return [one_split(absolute(data), split) for split in wanted]
     there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
     files = None
-    if options.kind == "images" and not there and source_kind(data) == "folder":
-        files = split_files(data, None) if len(parquet_folder(data) or idx_folder(data)) > 1 else None
+    if options.kind == "images" and not there and len(kind_and_files(data)[1]) > 1:
+        files = split_files(data, None)
     if options.split != "all" and not there and not files:
         raise UsageError(f"--split {options.split}: {options.data} lacks {' or '.join(splits)}: leave it out")
     roots = [os.path.join(data, split) for split in wanted] if there else [data]  # noqa: PTH118

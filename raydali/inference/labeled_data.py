@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import Files, absolute
-from raydali.data.sources.formats import Scan, check_column_options, labeled_images, source_kind
-from raydali.data.sources.idx import IdxImages
-from raydali.data.sources.image_folder import EXTENSIONS
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.sources.parquet import Parquet, parquet_folder
-from raydali.data.sources.shards import Shards
-from raydali.data.sources.tar import TarShards, holds_shards
-from raydali.data.sources.tfrecord import TFRecords
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.formats import (
+    Scan,
+    check_column_options,
+    kind_and_files,
+    labeled_images,
+    packed_images,
+    source_kind,
+    unlabeled_files,
+)
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -44,9 +45,7 @@ def labeled_like(
     """
     below = f"{data.rstrip('/')}/val"
     data = below if source_kind(data) == "folder" and storage.is_folder(absolute(below)) else data
-    kind = source_kind(data)
-    if kind == "folder" and scan is None and parquet_folder(data):
-        kind = "parquet"
+    kind = source_kind(data) if scan is not None else kind_and_files(data)[0]
     names = {"list": ("label_column", "multi_label"), "parquet": ("label_column", "image_column")}.get(kind, ())
     columns: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     columns |= {name: value for name, value in given.items() if value is not None}
@@ -84,30 +83,12 @@ def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None =
     Raises:
         UsageError: they cannot be opened.
     """
-    source = _unlabeled_shards(data, config)
+    source = packed_images(data, image_column=getattr(config, "image_column", None), labeled=False)
     if source is None:
-        return unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes)
+        return unlabeled_like(unlabeled_files(data, root, IMAGE_EXTENSIONS), classes)
     if root is not None:
         raise UsageError(f"--root {root} is only for lists, not for {data}: leave it out")
     return replace(source, labels=np.zeros(len(source), np.int64), classes=tuple(classes))
-
-
-def _unlabeled_shards(data: str, config: Any) -> Shards | IdxImages | None:  # noqa: ANN401
-    kind = source_kind(data)
-    if kind == "idx":
-        return IdxImages.scan(data, labeled=False)
-    if kind == "tfrecord":
-        return TFRecords.scan(data, labeled=False)
-    if kind == "tar" or (kind == "folder" and holds_shards(data)):
-        return TarShards.scan(data, labeled=False)
-    column = getattr(config, "image_column", None)
-    if kind == "parquet":
-        return Parquet.scan(data, image_column=column, labeled=False)
-    if kind == "folder" and (found := parquet_folder(data)):
-        if len(found) > 1:
-            raise UsageError(f"{data} has {' and '.join(found)}: give one of them, {next(iter(found.values()))}")
-        return Parquet.scan(next(iter(found.values())), image_column=column, labeled=False)
-    return None
 
 
 def unlabeled_like(files: Files, classes: Sequence[str]) -> LabeledFiles:

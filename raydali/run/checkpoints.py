@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.data.sources import retry
+from raydali.data.sources.reading import with_retry
 from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
@@ -129,7 +129,7 @@ class CheckpointStore:
         if unsaved.is_blocked:
             raise self._error("the last checkpoint could not be written")
         try:
-            retry.with_retry(
+            with_retry(
                 lambda: self._write(unsaved),
                 str(self._folder),
                 self._folder.warn,

@@ -18,7 +18,7 @@ import pytest
 from raydali import cli
 from raydali.commands.prepare import Prepare, main
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pillow import decoded
@@ -66,7 +66,7 @@ def test_train_and_val(source: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "16 images in " in told.out and mentions(told.out, "15 smaller 1 copied 0 broken")
     assert mentions(told.err, f"{source} 16 read 0 broken")
     for split in ("train", "val"):
-        before, after = ImageFolder.scan(str(source / split)), ImageFolder.scan(str(target / split))
+        before, after = LabeledFiles.scan(str(source / split)), LabeledFiles.scan(str(target / split))
         assert after.classes == before.classes and after.labels.tolist() == before.labels.tolist()
         assert after.fingerprint == before.fingerprint  # relative paths and all of the above
         for id in range(len(before)):
@@ -97,7 +97,7 @@ def test_loaders_read_what_was_prepared(tmp_path: Path) -> None:
         "b/4.webp": encoded(image, "WEBP"),
     }
     prepare(grow(tmp_path / "source", files), tmp_path / "target", 160)
-    before, after = (ImageFolder.scan(str(tmp_path / name)) for name in ("source", "target"))
+    before, after = (LabeledFiles.scan(str(tmp_path / name)) for name in ("source", "target"))
     assert after.fingerprint == before.fingerprint
     pipeline = ValidationImages(image_size=112, resize_size=112)
     was, _ = one_batch(pipeline, before)
@@ -117,7 +117,7 @@ def test_nasty_names(tmp_path: Path) -> None:
     source = grow(tmp_path / "source", {name: jpeg() for name in names})
     (source / "linked-class").symlink_to(source / "cat-dog")
     prepare(source, tmp_path / "target")
-    before, after = (ImageFolder.scan(str(tmp_path / name)) for name in ("source", "target"))
+    before, after = (LabeledFiles.scan(str(tmp_path / name)) for name in ("source", "target"))
     assert after.fingerprint == before.fingerprint and after.classes == before.classes
 
 
@@ -142,7 +142,7 @@ def test_broken_images_are_left_out(source: Path, tmp_path: Path, capsys: pytest
     prepare(source, target)
     assert mentions(capsys.readouterr().out, "9 smaller 0 copied 7 broken")
     for split in ("train", "val"):
-        before, after = (ImageFolder.scan(str(root / split)) for root in (source, target))
+        before, after = (LabeledFiles.scan(str(root / split)) for root in (source, target))
         assert after.fingerprint == before.fingerprint
 
 
@@ -204,7 +204,7 @@ def test_a_run_that_was_ended_goes_on(how: signal.Signals, tmp_path: Path, capsy
     assert f"{301 - len(made)} made smaller, 0 copied, {len(made) - 1} done before" in told
     assert all(path.stat().st_mtime_ns == at for path, at in times.items() if path != emptied)
     assert len({path.read_bytes() for path in target.glob("*/*.jpg")}) == 1
-    assert ImageFolder.scan(str(target)).fingerprint == ImageFolder.scan(str(source)).fingerprint
+    assert LabeledFiles.scan(str(target)).fingerprint == LabeledFiles.scan(str(source)).fingerprint
     assert not [*target.rglob(".*.part")]
 
 

@@ -15,7 +15,7 @@ from raydali.data.loading.make import make_loader
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
 from raydali.report import contact_sheet
@@ -81,7 +81,7 @@ def test_what_each_rank_gets(
     sizes = [4, 4, 4] if pipeline == "train" else [4, 4, 2]
     assert [row.caption for row in made.rows] == [f"first 3 of {n}" if n > 3 else f"{n} images" for n in sizes]
 
-    source = labeled_images(named) if listed else ImageFolder.scan(f"{data}/{pipeline}")
+    source = labeled_images(named) if listed else LabeledFiles.scan(f"{data}/{pipeline}")
     order = (
         Stream(samples=20, epochs=90, batch_size=4, global_batch_size=12, seed=7)
         if pipeline == "train"

@@ -15,8 +15,8 @@ from PIL import Image
 from raydali.commands.verify import Kind, Verify, main
 from raydali.data.sources.exclusion import exclude, read_list
 from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.tar import TarShards
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, KINDS, folder, jpeg
@@ -37,7 +37,7 @@ def test_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     output = tmp_path / "broken.txt"
     # Indexed now: what has vanished is not there to be found.
     there = [id for id, kind in BROKEN.items() if kind not in ("vanished", "folder")]
-    found = mentioning(f"{len(there)} {len(ImageFolder.scan(source.root))} --exclude {output}")
+    found = mentioning(f"{len(there)} {len(LabeledFiles.scan(source.root))} --exclude {output}")
     with pytest.raises(DataError, match=found):
         main(Verify(data=source.root, output=str(output), workers=2, json=str(tmp_path / "found.json")))
     told = capsys.readouterr()
@@ -49,7 +49,7 @@ def test_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     in_json = json.loads((tmp_path / "found.json").read_text())["broken"]
     assert [row["path"] for row in in_json] == [source.path(id) for id in there]
 
-    (rest,) = exclude(str(output), ImageFolder.scan(source.root))
+    (rest,) = exclude(str(output), LabeledFiles.scan(source.root))
     assert {rest.path(id) for id in range(len(rest))} == {source.path(id) for id in range(SAMPLES) if id not in BROKEN}
 
 
@@ -175,7 +175,7 @@ def test_files_are_not_asked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.
     source = folder(tmp_path / "images", 6, {})
     (tmp_path / "list.txt").write_text("1/0002.jpg\n")
     with monkeypatch.context() as patch:  # a million times that would take seconds
-        patch.setattr(ImageFolder, "encoded_paths", lambda *args: pytest.fail("asked"))
+        patch.setattr(LabeledFiles, "encoded_paths", lambda *args: pytest.fail("asked"))
         (rest,) = exclude(str(tmp_path / "list.txt"), source)
     assert [rest.path(id) for id in range(len(rest))] == [source.path(id) for id in (0, 1, 3, 4, 5)]
 

@@ -17,7 +17,7 @@ HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
         "import jobs.video as job; job.train_pipeline(job.DISCS)",
         "import raydali.data.tasks.classification",
         "import raydali.data.sources.builtin.digits",
-        "import raydali.data.sources.image_folder",
+        "import raydali.data.sources.labeled",
         "import raydali.data.stream.stream",
     ],
 )

@@ -11,7 +11,7 @@ from raydali.data.augment.augmentation import Augmentation
 from raydali.data.augment.operations import OPERATIONS, WIDTH
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 
@@ -79,7 +79,7 @@ def test_kernels_are_fast() -> None:
 
 
 def test_the_loader_augments_on_the_gpu() -> None:
-    source = ImageFolder.scan(str(Path(digits_folder(), "val")))
+    source = LabeledFiles.scan(str(Path(digits_folder(), "val")))
     stream = Stream(samples=len(source), epochs=1, batch_size=64, global_batch_size=64, seed=0)
     batches = {}
     for policy in ("none", "trivial"):

@@ -9,7 +9,7 @@ import torch
 from raydali.data.loading.loader import LoaderOptions
 from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.broken import KINDS, folder
@@ -23,12 +23,12 @@ TRAIN = TrainImages(image_size=32, seed=5)
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     return folder(tmp_path_factory.mktemp("broken"), SAMPLES, BROKEN)
 
 
 def load(
-    source: ImageFolder, device: str, rank: int = 0, world_size: int = 1
+    source: LabeledFiles, device: str, rank: int = 0, world_size: int = 1
 ) -> dict[int, tuple[np.ndarray, torch.Tensor]]:
     """By number of the micro-batch: ids as read, images."""
     quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
@@ -40,7 +40,7 @@ def load(
     return found
 
 
-def test_the_gpu_replaces_as_the_cpu_does(source: ImageFolder) -> None:
+def test_the_gpu_replaces_as_the_cpu_does(source: LabeledFiles) -> None:
     ours, theirs = load(source, "cuda:0"), load(source, "cpu")
     assert ours.keys() == theirs.keys()
     for number, (ids, images) in ours.items():
@@ -49,13 +49,13 @@ def test_the_gpu_replaces_as_the_cpu_does(source: ImageFolder) -> None:
         assert difference.mean() < 3  # nvJPEG's colours are others: test_classification_gpu.py
 
 
-def test_ids_do_not_depend_on_the_number_of_ranks(source: ImageFolder) -> None:
+def test_ids_do_not_depend_on_the_number_of_ranks(source: LabeledFiles) -> None:
     alone, shared = load(source, "cuda:0"), load(source, "cuda:0", 0, 2) | load(source, "cuda:0", 1, 2)
     assert alone.keys() == shared.keys()
     assert all(ids.tolist() == shared[number][0].tolist() for number, (ids, _) in alone.items())
 
 
-def test_in_validation_they_are_left_out(source: ImageFolder) -> None:
+def test_in_validation_they_are_left_out(source: LabeledFiles) -> None:
     quarantine = Quarantine(SAMPLES)
     order = OrderedPass(samples=SAMPLES, batch_size=8)
     centre = ValidationImages(image_size=32, resize_size=36)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.pictures import encoded, files, one_batch
 
@@ -38,7 +38,7 @@ def pictures() -> list[Image.Image]:
 
 
 def by_gpu(
-    pipeline: Images, source: ImageFolder, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
+    pipeline: Images, source: LabeledFiles, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (N, 3, H, W) in 0..255 and labels, one batch of the DALI loader on the GPU."""
     images, labels = one_batch(pipeline, source, ids, epochs, device="cuda")
@@ -46,7 +46,7 @@ def by_gpu(
     return images.float(), labels
 
 
-def by_pillow(pipeline: Images, source: ImageFolder, epoch: int = 0) -> torch.Tensor:
+def by_pillow(pipeline: Images, source: LabeledFiles, epoch: int = 0) -> torch.Tensor:
     return torch.stack([pipeline.sample(source, id, epoch)[0] for id in range(len(source))]).float()
 
 

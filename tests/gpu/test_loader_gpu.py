@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.pictures import encoded, files, photograph
@@ -19,12 +19,12 @@ SECOND = 2_000_000_000  # clock cycles, about
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     made = {str(i): encoded(photograph(("china", "flower")[i % 2], (300 + i, 290 - i))) for i in range(64)}
     return files(tmp_path_factory.mktemp("images"), **made)
 
 
-def test_batches_are_the_streams(source: ImageFolder) -> None:
+def test_batches_are_the_streams(source: LabeledFiles) -> None:
     cpu = make_loader("dali", source, TRAIN, STREAM, rank=1, world_size=2)
     with (
         cpu,
@@ -41,7 +41,7 @@ def test_batches_are_the_streams(source: ImageFolder) -> None:
             assert difference.mean((1, 2, 3)).max() < 4
 
 
-def test_a_pass_again_after_breaking_off(source: ImageFolder) -> None:
+def test_a_pass_again_after_breaking_off(source: LabeledFiles) -> None:
     order = OrderedPass(samples=60, batch_size=16)
     with make_loader(
         "dali", source, ValidationImages(image_size=96, resize_size=110), order, device="cuda", threads=4
@@ -52,7 +52,7 @@ def test_a_pass_again_after_breaking_off(source: ImageFolder) -> None:
             assert [len(batch["images"]) for batch in loader] == [16, 16, 16, 12]
 
 
-def test_the_host_does_not_wait_for_the_stream(source: ImageFolder) -> None:
+def test_the_host_does_not_wait_for_the_stream(source: LabeledFiles) -> None:
     with make_loader("dali", source, TRAIN, STREAM, device="cuda", threads=4) as loader:
         batches = iter(loader)
         for _ in range(4):
@@ -66,7 +66,7 @@ def test_the_host_does_not_wait_for_the_stream(source: ImageFolder) -> None:
         assert not asleep.query()
 
 
-def test_memory_is_reused_in_stream_order(source: ImageFolder) -> None:
+def test_memory_is_reused_in_stream_order(source: LabeledFiles) -> None:
     with make_loader("dali", source, TRAIN, STREAM, device="cuda", threads=4) as loader:
         expected = [float(batch["images"].sum()) for batch in loader]
         sums = []
@@ -77,7 +77,7 @@ def test_memory_is_reused_in_stream_order(source: ImageFolder) -> None:
     assert [float(each) for each in sums] == pytest.approx(expected, rel=1e-3)
 
 
-def test_long_runs_keep_their_memory(source: ImageFolder) -> None:
+def test_long_runs_keep_their_memory(source: LabeledFiles) -> None:
     def used() -> int:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()

@@ -14,7 +14,7 @@ from PIL import Image
 from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.files import Files
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.restoration import WholeImages
@@ -79,16 +79,16 @@ def _write(numbers: tuple[int, ...], folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     folder = str(tmp_path_factory.mktemp("photographs"))
     of_each = JPEGS // PICTURES
     parts = [tuple(range(first, first + of_each)) for first in range(0, JPEGS, of_each)]
     with ProcessPoolExecutor(16, get_context("spawn")) as pool:
         [*pool.map(_write, parts, [folder] * len(parts))]
-    return ImageFolder.scan(folder)
+    return LabeledFiles.scan(folder)
 
 
-def test_many_jpegs_are_alike_on_both(photographs: ImageFolder) -> None:
+def test_many_jpegs_are_alike_on_both(photographs: LabeledFiles) -> None:
     pipeline, order = ValidationImages(image_size=64, resize_size=64), OrderedPass(samples=JPEGS, batch_size=250)
     cpu = make_loader("dali", photographs, pipeline, order, threads=16)
     differences = []
@@ -103,7 +103,7 @@ def test_many_jpegs_are_alike_on_both(photographs: ImageFolder) -> None:
     assert len(means) == JPEGS and means.max() < PHOTOGRAPH_MEAN
 
 
-def sums(source: ImageFolder, busy: bool) -> NDArray[np.int64]:
+def sums(source: LabeledFiles, busy: bool) -> NDArray[np.int64]:
     """Checksums of the first batches, which are decoded while the GPU's queue is full of long kernels or not."""
     stream = Stream(samples=len(source), epochs=9, batch_size=256, global_batch_size=256, seed=0)
     found, matrix = [], torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -119,7 +119,7 @@ def sums(source: ImageFolder, busy: bool) -> NDArray[np.int64]:
     return torch.stack(found).cpu().numpy()
 
 
-def test_a_busy_gpu_hands_out_no_picture_too_early(photographs: ImageFolder) -> None:
+def test_a_busy_gpu_hands_out_no_picture_too_early(photographs: LabeledFiles) -> None:
     idle = sums(photographs, busy=False)
     assert len(np.unique(idle)) == BATCHES
     assert np.array_equal(idle, sums(photographs, busy=True))

@@ -11,7 +11,7 @@ import torch
 
 from jobs.imagenet import DIGITS
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.run.folder import RunFolder
 from tests.support.traces import assert_whole
 
@@ -46,7 +46,7 @@ def test_one_gpu_learns_the_digits(tmp_path: Path, options: str) -> None:
 
 def test_one_gpu_learns_two_labels_of_each_digit(tmp_path: Path) -> None:
     for part in ("train", "val"):
-        files = ImageFolder.scan(f"{digits_folder()}/{part}")
+        files = LabeledFiles.scan(f"{digits_folder()}/{part}")
         rows = [f"{files.path(id)},{int(label % 2 == 0)},{int(label > 4)}" for id, label in enumerate(files.labels)]
         (tmp_path / f"{part}.csv").write_text("\n".join(["path,even,large", *rows]))
     options = f"--data {tmp_path}/train.csv --val-data {tmp_path}/val.csv --multi-label --class-weights balanced"

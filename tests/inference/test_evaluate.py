@@ -25,7 +25,7 @@ from jobs import imagenet
 from raydali import cli
 from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import DataError, UsageError
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
@@ -57,7 +57,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def few_digits_of(data: Path) -> imagenet.Data:
-    return imagenet.Data(*(ImageFolder.scan(f"{data}/{split}") for split in ("train", "val")))
+    return imagenet.Data(*(LabeledFiles.scan(f"{data}/{split}") for split in ("train", "val")))
 
 
 def evaluated(run: RunFolder, workers: int = 1, **given: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_it_is_what_the_last_validation_found(run: RunFolder, capsys: pytest.Cap
 
 def test_figures_are_those_of_torchmetrics(run: RunFolder, data: Path) -> None:
     found = evaluated(run)
-    opened, source = open_run(str(run)), ImageFolder.scan(f"{data}/val")
+    opened, source = open_run(str(run)), LabeledFiles.scan(f"{data}/val")
     network, truth = opened.network(10), torch.from_numpy(source.labels)
     pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(source))])
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from jobs import grid
 from jobs.grid import Grid, quarters
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError
 from tests.support.messages import mentioning, mentions
@@ -39,7 +39,7 @@ class TorchGrid(Grid):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     """Photographs of odd and even sides; the last image has a colour in each quarter."""
     made = {str(i): encoded(photograph(("china", "flower")[i % 2], (131 + i, 160 - i))) for i in range(13)}
     colours = np.array([*COLOURS.values()], np.uint8).reshape(2, 2, 3).repeat(30, 0).repeat(40, 1)
@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 def batches(
-    source: ImageFolder, pipeline: Grid, name: LoaderName = "dali", world_size: int = 1, device: str = "cpu"
+    source: LabeledFiles, pipeline: Grid, name: LoaderName = "dali", world_size: int = 1, device: str = "cpu"
 ) -> Iterator[Batch]:
     for rank in range(world_size):
         options: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
@@ -56,7 +56,7 @@ def batches(
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_each_sample_once_as_named_tensors(world_size: int, source: ImageFolder) -> None:
+def test_each_sample_once_as_named_tensors(world_size: int, source: LabeledFiles) -> None:
     ids = []
     for batch in batches(source, Grid(), world_size=world_size):
         assert tuple(batch.tensors) == ("whole", *COLOURS, "labels")
@@ -67,7 +67,7 @@ def test_each_sample_once_as_named_tensors(world_size: int, source: ImageFolder)
     assert len(ids) == len(set(ids)) == 12
 
 
-def test_each_quarter_comes_once(source: ImageFolder) -> None:
+def test_each_quarter_comes_once(source: LabeledFiles) -> None:
     """The function that this example goes back to gave the left bottom twice, and no right bottom."""
     image = np.arange(5 * 7).reshape(5, 7, 1)
     assert sorted(np.concatenate([part.ravel() for part in quarters(image)])) == [*range(5 * 7)]
@@ -79,7 +79,7 @@ def test_each_quarter_comes_once(source: ImageFolder) -> None:
     ("pipeline", "device"),
     [(Grid(), "cpu"), (TorchGrid(), "cpu"), pytest.param(Grid(), "cuda:0", marks=pytest.mark.gpu)],
 )
-def test_pixels_are_those_of_the_sample(pipeline: Grid, device: str, source: ImageFolder) -> None:
+def test_pixels_are_those_of_the_sample(pipeline: Grid, device: str, source: LabeledFiles) -> None:
     for batch in batches(source, pipeline, device=device):
         assert all(tensor.device == torch.device(device) for tensor in batch.tensors.values())
         for i, id in enumerate(batch.ids.tolist()):
@@ -91,7 +91,7 @@ def test_pixels_are_those_of_the_sample(pipeline: Grid, device: str, source: Ima
             assert batch["labels"][i] == label
 
 
-def test_the_torch_loader_gives_the_same_samples(source: ImageFolder) -> None:
+def test_the_torch_loader_gives_the_same_samples(source: LabeledFiles) -> None:
     (first, *_), (other, *_) = batches(source, Grid()), batches(source, Grid(), "torch")
     assert first.ids.tolist() == other.ids.tolist() and first.tensors.keys() == other.tensors.keys()
     assert (first["right_bottom"].float() - other["right_bottom"].float()).abs().mean() < 0.6
@@ -104,7 +104,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         [*batches(broken, Grid())]
 
 
-def test_the_command(source: ImageFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(source: LabeledFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (f"{source.path(id)},{source.labels[id]}\n" for id in range(len(source)))
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(lines))
     grid.main(str(tmp_path / "list.csv"), workers=3, batch_size=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
+from raydali.data.sources.reading import PythonCpuTime, WaitTimer
 from raydali.measure.meter import EpochMeter
 from tests.support.records import epoch_line
 

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from raydali.data.sources import retry
+from raydali.data.sources import reading
 from raydali.errors import StorageAway, StorageError
 from raydali.run import checkpoints
 from raydali.run.checkpoints import MAX_FAILURES
@@ -124,7 +124,7 @@ def test_the_last_one_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         assert len(warnings) == 1 and f"{folder} does not answer" in warnings[0]
 
         disk.read_only(True)
-        monkeypatch.setattr(retry, "SECONDS", 1.0)
+        monkeypatch.setattr(reading, "SECONDS", 1.0)
         stuck = RunFolder(str(disk.path), "run")
         store = store_of(stuck)
         store.save(10, state_of(10))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from tests.support.pictures import encoded, photograph
 
 SOUND = "sound"
@@ -66,13 +66,13 @@ def damage(path: Path, kind: str) -> None:
         path.write_bytes(CONTENTS[kind](path.read_bytes()))
 
 
-def folder(root: Path, samples: int, broken: dict[int, str], classes: int = 3) -> ImageFolder:
+def folder(root: Path, samples: int, broken: dict[int, str], classes: int = 3) -> LabeledFiles:
     """A source of that many JPEGs of several sizes in class folders, of which some are broken since it was indexed."""
     for id in range(samples):
         path = root / f"{id * classes // samples}" / f"{id:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg((50 + id % 40, 60 + id % 30)))
-    source = ImageFolder.scan(str(root))
+    source = LabeledFiles.scan(str(root))
     for id, kind in broken.items():
         damage(Path(source.path(id)), kind)
     return source

@@ -8,7 +8,7 @@ from torchvision.models.resnet import BasicBlock
 
 from jobs.imagenet import DIGITS, Data
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 
 SHORT = replace(DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True)
 """Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not. Steps 0..14 close the
@@ -17,7 +17,7 @@ first epoch, 15..28 the second."""
 
 def digits_data(root: Path | None = None) -> Data:
     """Their images; of a copy of their folder, where one is given."""
-    return Data(*(ImageFolder.scan(f"{root or digits_folder()}/{split}") for split in ("train", "val")))
+    return Data(*(LabeledFiles.scan(f"{root or digits_folder()}/{split}") for split in ("train", "val")))
 
 
 def few_digits(root: Path) -> Data:

@@ -14,18 +14,18 @@ from PIL import ExifTags, Image
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
 from raydali.data.loading.screening import Once
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import Pipeline
 
 
-def files(folder: Path, **contents: bytes) -> ImageFolder:
+def files(folder: Path, **contents: bytes) -> LabeledFiles:
     """A source of image files, in this order; the label of an id is the id."""
     for i, (name, data) in enumerate(contents.items()):
         path = folder / f"{i:03}" / f"{name}.JPEG"
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-    return ImageFolder.scan(str(folder))
+    return LabeledFiles.scan(str(folder))
 
 
 @cache

@@ -18,7 +18,7 @@ import raydali.train.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
 from raydali.data.loading.dali_loader import DaliLoader
 from raydali.data.sources.files import Files
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
@@ -52,7 +52,7 @@ def pictures(folder: Path, *, train: int = 480, val: int = 8, size: tuple[int, i
             first.write_bytes(encoded(photograph(name, size)))
             for path in others:
                 path.hardlink_to(first)
-    return Data(*(ImageFolder.scan(str(folder / part)) for part in ("train", "val")))
+    return Data(*(LabeledFiles.scan(str(folder / part)) for part in ("train", "val")))
 
 
 def lines(world_size: int, plant: Plant, config: Config, data: Data, folder: Path) -> list[dict[str, Any]]:

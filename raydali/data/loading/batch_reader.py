@@ -22,8 +22,7 @@ from nvidia.dali import fn
 
 from raydali.data.loading.quarantine import Quarantine, may_pass
 from raydali.data.sources import storage
-from raydali.data.sources.read_timing import Cause, PythonCpuTime, WaitTimer, reading_seconds
-from raydali.data.sources.retry import Patience
+from raydali.data.sources.reading import Cause, Patience, PythonCpuTime, WaitTimer, reading_seconds
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pipeline import Inputs, Pipeline

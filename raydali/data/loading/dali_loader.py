@@ -20,8 +20,7 @@ from torch.utils.dlpack import from_dlpack
 from raydali.data.loading.batch_reader import BatchReader, InputPrefetcher, InputsError
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.screening import Keys, Once, Read, Screening, failing, keys_of
-from raydali.data.sources.read_timing import Cause
-from raydali.data.sources.retry import Patience
+from raydali.data.sources.reading import Cause, Patience
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, timed_python

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import REMEDY, KnowsBroken, Quarantine
-from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer
+from raydali.data.sources.reading import PythonCpuTime, WaitTimer
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order, Stream
 from raydali.data.tasks.pipeline import Pipeline

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.retry import STORAGE_ERRNOS, FolderAwayError, folder_away, is_transient, with_retry
+from raydali.data.sources.reading import STORAGE_ERRNOS, FolderAwayError, folder_away, is_transient, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.sources.storage import StoreError
 from raydali.data.stream.counter_rng import keyed

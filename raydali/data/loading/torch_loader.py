@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
-from raydali.data.sources.read_timing import Cause, reading_seconds
-from raydali.data.sources.retry import OUTAGES, Outage, Patience
+from raydali.data.sources.reading import OUTAGES, Cause, Outage, Patience, reading_seconds
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pillow import apart

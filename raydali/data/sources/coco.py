@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from raydali.data.sources import file_rules, storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import numbered, plural, summarize
 

@@ -3,10 +3,12 @@
 The lines are read by list_lines.py.
 """
 
+import csv
+import io
 import logging
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -14,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources import file_rules
+from raydali.data.sources import file_rules, storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
 from raydali.data.sources.list_columns import Wanted, too_many
@@ -260,3 +262,21 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
         return entry.is_file()
     except OSError:  # a link that cannot be followed
         return False
+
+
+def listed_paths(path: str) -> Iterator[str]:
+    """Yield the first field of each line, without a header, which is one word with neither a dot nor a slash."""
+    try:
+        text = storage.read(path).decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {storage.reason(error)}; give a list of paths") from error
+    if pointer := storage.why_pointer(os.fsencode(text)):
+        raise UsageError(f"{path}: {pointer}")
+    first = text.partition("\n")[0]
+    separator = next((each for each in "\t," if each in first), None)
+    if separator is None:  # a lone path may contain the others
+        separator = ";" if ";" in first and ("." in first.partition(";")[0] or "." not in first) else ","
+    for place, fields in enumerate(csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)):
+        name = fields[0].strip() if fields else ""
+        if name and (place or "." in name or "/" in name):
+            yield name

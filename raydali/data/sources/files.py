@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.read_timing import reading
+from raydali.data.sources.reading import reading
 from raydali.errors import UsageError
 
 # A path that needs no root.

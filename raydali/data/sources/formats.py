@@ -1,4 +1,4 @@
-"""Finds what kind of data the user's --data names, and indexes labelled images or videos of each kind.
+"""Finds what kind of data the user's --data names, and indexes images or videos of each kind.
 
 The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, Parquet files, and IDX files.
 """
@@ -6,16 +6,18 @@ The kinds are class folders, a list of paths and labels, tar shards, TFRecord fi
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-from raydali.data.sources.file_list import ENDINGS, FileList, is_list
+from raydali.data.sources.file_list import ENDINGS, FileList, is_list, listed_paths
+from raydali.data.sources.file_rules import select_files
+from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.folder_layout import train_and_val_folders
 from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
-from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource, check_classes
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource, check_classes
+from raydali.data.sources.listing import list_tree
 from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
+from raydali.data.sources.shards import Shards
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.sources.validation_set import (
@@ -32,6 +34,14 @@ Kind = Literal["folder", "list", "tar", "tfrecord", "parquet", "idx"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
 _WEIGHTS = (".pth", ".pt", ".safetensors")
+
+
+class ColumnOptions(TypedDict, total=False):
+    """Options of lists and of Parquet files, as `labeled_images` takes them."""
+
+    label_column: str | None
+    image_column: str | None
+    multi_label: bool
 
 
 def source_kind(data: str) -> Kind:
@@ -58,9 +68,9 @@ def _refuse_other_files(data: str) -> None:
         return
     if name.endswith((".zip", ".7z", ".rar")):
         raise UsageError(f"{data} is an archive: unpack it, and give its folder")
-    if not os.path.isfile(local) or name.endswith(ENDINGS):  # of a list, list_lines.py tells what is wrong
+    if not os.path.isfile(local) or name.endswith(ENDINGS):  # of a list, its reader tells what is wrong
         return
-    if name.endswith(EXTENSIONS):
+    if name.endswith(IMAGE_EXTENSIONS):
         folder = Path(local).absolute().parent.parent
         raise UsageError(f"{data} is an image: give a folder of class folders, such as {folder}, or a list")
     with suppress(OSError), Path(local).open("rb") as file:  # the list's reader tells why a file cannot be read
@@ -69,6 +79,60 @@ def _refuse_other_files(data: str) -> None:
         if name.endswith(_WEIGHTS):
             raise UsageError(f"{data} holds weights, not samples: give it as --weights, and a folder or a list as data")
         raise UsageError(f"{data} is a binary file of no known kind: give a folder, or a list, which is UTF-8 text")
+
+
+def kind_and_files(data: str) -> tuple[Kind, list[str]]:
+    """Return the kind of source as `source_kind` does, but of a folder the kind of the files in it.
+
+    Returns:
+        The kind, and `data`; of a folder with Parquet or IDX files, the pattern of the files of each split instead.
+
+    Raises:
+        UsageError: it is a file of another kind.
+    """
+    kind = source_kind(data)
+    if kind != "folder":
+        return kind, [data]
+    if holds_shards(data):
+        return "tar", [data]
+    if parquet := parquet_folder(data):
+        return "parquet", [*parquet.values()]
+    if idx := idx_folder(data):
+        return "idx", [*idx.values()]
+    return "folder", [data]
+
+
+def packed_images(
+    data: str,
+    classes: Sequence[str] | None = None,
+    *,
+    label_column: str | None = None,
+    image_column: str | None = None,
+    labeled: bool = True,
+) -> Shards | IdxImages | None:
+    """Index labelled images in shards, TFRecord, Parquet or IDX files; None for lists and for folders of other files.
+
+    Args:
+        data: see `labeled_images`, as for the next three.
+        classes: those that may occur.
+        label_column: of Parquet files.
+        image_column: of Parquet files.
+        labeled: False: labels are not read, and all images have the class '0'.
+
+    Raises:
+        UsageError: they cannot be indexed; a folder has files of several splits.
+    """
+    kind, files = kind_and_files(data)
+    if len(files) > 1:
+        name = "IDX" if kind == "idx" else "Parquet"
+        raise UsageError(f"{data} has {name} files of several splits: give one of {summarize(files, show=repr)}")
+    if kind == "idx":
+        return IdxImages.scan(files[0], classes, labeled=labeled)
+    if kind == "parquet":
+        return Parquet.scan(files[0], classes, image_column=image_column, label_column=label_column, labeled=labeled)
+    if kind == "tfrecord":
+        return TFRecords.scan(data, classes, labeled=labeled)
+    return TarShards.scan(data, classes, labeled=labeled) if kind == "tar" else None
 
 
 def labeled_images(
@@ -83,7 +147,7 @@ def labeled_images(
 ) -> LabeledSource:
     """Index labelled images of any kind.
 
-    Class folders are indexed by `ImageFolder.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`,
+    Class folders are indexed by `LabeledFiles.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`,
     TFRecord files by `TFRecords.scan`, Parquet files by `Parquet.scan`, and IDX files by `IdxImages.scan`.
 
     Args:
@@ -103,24 +167,10 @@ def labeled_images(
         return FileList.from_file(data, root, classes, label_column=label_column, multi_label=multi_label)
     if scan is not None:
         return scan(data)
-    if kind == "idx":
-        return IdxImages.scan(data, classes)
-    if kind == "parquet":
-        return Parquet.scan(data, classes, image_column=image_column, label_column=label_column)
-    if kind == "tfrecord":
-        return TFRecords.scan(data, classes)
-    if kind == "tar" or holds_shards(data):
-        return TarShards.scan(data, classes)
-    if files := parquet_folder(data):
-        pattern = next(iter(files.values()))
-        if len(files) > 1:
-            raise UsageError(f"{data} has Parquet files of {summarize(files)}: give '{pattern}'")
-        return Parquet.scan(pattern, classes, image_column=image_column, label_column=label_column)
-    if files := idx_folder(data):
-        if len(files) > 1:
-            raise UsageError(f"{data} has IDX files of {summarize(files)}: give {next(iter(files.values()))}")
-        return IdxImages.scan(next(iter(files.values())), classes)
-    images = ImageFolder.scan(data)
+    packed = packed_images(data, classes, label_column=label_column, image_column=image_column)
+    if packed is not None:
+        return packed
+    images = LabeledFiles.scan(data)
     if {"train"} < {*images.classes} <= _SPLITS:
         raise UsageError(f"{data} has {' and '.join(images.classes)}, not classes: give {data.rstrip('/')}/train")
     return images
@@ -133,9 +183,7 @@ def train_and_val(
     root: str | None = None,
     *,
     val_fraction: float | None = None,
-    label_column: str | None = None,
-    image_column: str | None = None,
-    multi_label: bool = False,
+    **columns: Unpack[ColumnOptions],
 ) -> tuple[LabeledSource, LabeledSource]: ...
 
 
@@ -146,10 +194,8 @@ def train_and_val(
     root: str | None = None,
     *,
     val_fraction: float | None = None,
-    label_column: str | None = None,
-    image_column: str | None = None,
-    multi_label: bool = False,
     scan: Scan,
+    **columns: Unpack[ColumnOptions],
 ) -> tuple[LabeledFiles, LabeledFiles]: ...
 
 
@@ -159,10 +205,8 @@ def train_and_val(
     root: str | None = None,
     *,
     val_fraction: float | None = None,
-    label_column: str | None = None,
-    image_column: str | None = None,
-    multi_label: bool = False,
     scan: Scan | None = None,
+    **columns: Unpack[ColumnOptions],
 ) -> tuple[LabeledSource, LabeledSource]:
     """The training and the validation images, of the same classes. Warns if validation would be meaningless.
 
@@ -174,47 +218,30 @@ def train_and_val(
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
         val_fraction: the share of the images that validates. Default: 0.1 of class folders.
-        label_column: the column of a list or of Parquet files with the labels.
-        image_column: the column of Parquet files with the images.
-        multi_label: whether each column of a list is a label.
         scan: indexes folders of other files than images.
+        columns: see `labeled_images`.
 
     Raises:
         UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a fraction; a
             root but no list.
     """
-    of_list = partial(
-        labeled_images,
-        root=root,
-        scan=scan,
-        label_column=label_column,
-        image_column=image_column,
-        multi_label=multi_label,
-    )
-    check = partial(
-        check_column_options, root=root, label_column=label_column, image_column=image_column, multi_label=multi_label
-    )
-    if val_data is None:
-        folders = _folders(data, val_fraction)
-        if folders is None:
-            check(data)
-            train, val = split(of_list(data), val_fraction or DEFAULT_FRACTION)
-            if not multi_label:
-                warn_of_one_class(train.classes)
-            return train, val
-        data, val_data = folders
-    elif val_fraction is not None:
+    if val_data is not None and val_fraction is not None:
         raise UsageError(
             f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one of them"
         )
-    check(data, val_data)
-    train = of_list(data)
-    val = of_list(val_data, classes=train.classes)
-    check_classes(train, val)
-    if not multi_label:
+    parts = (data, val_data) if val_data is not None else _folders(data, val_fraction)
+    check_column_options(*(parts or (data,)), root=root, **columns)
+    if parts is None:
+        train, val = split(labeled_images(data, root, scan=scan, **columns), val_fraction or DEFAULT_FRACTION)
+    else:
+        train = labeled_images(parts[0], root, scan=scan, **columns)
+        val = labeled_images(parts[1], root, train.classes, scan, **columns)
+        check_classes(train, val)
+    if not columns.get("multi_label"):
         warn_of_one_class(train.classes)
-    warn_of_overlap(train, val)
-    warn_of_folder_inside(data, val_data)
+    if parts is not None:
+        warn_of_overlap(train, val)
+        warn_of_folder_inside(*parts)
     return train, val
 
 
@@ -232,28 +259,49 @@ def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
     return None
 
 
-def check_column_options(
-    *data: str,
-    root: str | None = None,
-    label_column: str | None = None,
-    image_column: str | None = None,
-    multi_label: bool = False,
-) -> None:
+def check_column_options(*data: str, root: str | None = None, **columns: Unpack[ColumnOptions]) -> None:
     """Refuse the options of lists and of Parquet if none of the data is such, and several labels if not all are lists.
 
     Raises:
         UsageError: names both.
     """
-    kinds = [source_kind(each) for each in data]
-    kinds = ["parquet" if kinds[i] == "folder" and parquet_folder(each) else kinds[i] for i, each in enumerate(data)]
-    for option, value, of in (
-        ("root", root, {"list": "lists"}),
-        ("label-column", label_column, {"list": "lists", "parquet": "Parquet"}),
-        ("image-column", image_column, {"parquet": "Parquet"}),
-    ):
-        if value is not None and not of.keys() & {*kinds}:
-            only = " and ".join(of.values())
-            raise UsageError(f"--{option} {value} is only for {only}, not for {' and '.join(data)}: leave it out")
-    if multi_label and {*kinds} != {"list"}:
+    given: dict[str, object] = {"root": root, **columns}
+    if not any(given.values()):
+        return
+    kinds = [kind_and_files(each)[0] for each in data]
+    for name, needed in (("root", ["list"]), ("label_column", ["list", "parquet"]), ("image_column", ["parquet"])):
+        if given.get(name) is not None and not {*needed} & {*kinds}:
+            only = " and ".join({"list": "lists", "parquet": "Parquet"}[kind] for kind in needed)
+            option = f"--{name.replace('_', '-')} {given[name]}"
+            raise UsageError(f"{option} is only for {only}, not for {' and '.join(data)}: leave it out")
+    if columns.get("multi_label") and {*kinds} != {"list"}:
         other = next(each for each, kind in zip(data, kinds, strict=True) if kind != "list")
         raise UsageError(f"--multi-label needs a list with a column for each label, not {other}: give one")
+
+
+def unlabeled_files(data: str, root: str | None, extensions: tuple[str, ...]) -> Files:
+    """Index the files of a folder, sorted by folder and name, or of a list, in the order of its lines.
+
+    Args:
+        data: a folder, in which files lie at any depth, or a list with a path in each line, which other fields may
+            follow, as in lists with labels; local (`~` is expanded), or an `s3://` or `gs://` URI.
+        root: the folder of relative paths in a list; None: the list's.
+        extensions: those of samples in folders, in lower case.
+
+    Raises:
+        UsageError: it cannot be read, or has no such files.
+    """
+    place = absolute(data)
+    if source_kind(data) == "list":
+        paths = [*listed_paths(place)]
+        if not paths:
+            raise UsageError(f"{data} is empty: give a list with a path in each line")
+        return Files.from_list(absolute(root) if root is not None else place.rpartition("/")[0], paths)
+    if root is not None:
+        raise UsageError(f"--root {root} is only for lists, not for {data}: leave it out")
+    listing, skipped = select_files(list_tree(place, of="samples"), extensions)
+    skipped.warn(place, extensions)
+    names = [(folder, sorted(listing[folder])) for folder in sorted(listing) if listing[folder]]
+    if not names:
+        raise UsageError(f"{data} has no samples: give files that end in {', '.join(extensions)}")
+    return Files.from_folders(place, names)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
 from raydali.data.sources.labeled import warn_of_renumbering
-from raydali.data.sources.patterns import folder_entries
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.listing import folder_entries
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import summarize
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from raydali.data.sources.file_rules import SkippedFiles, select_files
 from raydali.data.sources.files import Files, absolute, digest
-from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.listing import list_tree
-from raydali.data.sources.skipped_files import SkippedFiles, select_files
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -43,7 +43,7 @@ class ImagePairs:
         root, inputs, targets = absolute(root), inputs.strip("/"), targets.strip("/")
         skipped = SkippedFiles()
         of_inputs, of_targets = _images(root, inputs, skipped), _images(root, targets, skipped)
-        skipped.warn(root, EXTENSIONS)
+        skipped.warn(root, IMAGE_EXTENSIONS)
         unmatched = [
             f"{plural(len(stems), 'image')} in {folder} without one in {other}: {summarize(sorted(stems), show=repr)}"
             for folder, other, stems in (
@@ -103,7 +103,7 @@ class ImagePairs:
 def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
     """Find a folder's images: paths below the root, by path in the folder without extension. Counts other files."""
     found: dict[str, str] = {}
-    selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), EXTENSIONS)
+    selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), IMAGE_EXTENSIONS)
     skipped.kinds.update(others.kinds)
     skipped.folders.update({folder: sum(others.folders.values())} if others.folders else {})
     for subfolder, names in selected.items():
@@ -115,5 +115,5 @@ def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
                 raise UsageError(f"{root} has both {one!r} and {other!r}: remove one of them")
             found[stem] = f"{folder}/{path}"
     if not found:
-        raise UsageError(f"{root}/{folder} has no images: give files that end in {', '.join(EXTENSIONS)}")
+        raise UsageError(f"{root}/{folder} has no images: give files that end in {', '.join(IMAGE_EXTENSIONS)}")
     return found

@@ -10,12 +10,15 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources.file_rules import describe_skipped, select_files, skip_root
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
-from raydali.data.sources.skipped_files import describe_skipped, select_files, skip_root
 from raydali.data.sources.source import Source
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
+
+# torchvision.datasets.folder.IMG_EXTENSIONS
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 _log = logging.getLogger(__name__)
 
@@ -92,11 +95,13 @@ class LabeledFiles(Files):
         return self.labels if self.labels.ndim == 1 else None
 
     @classmethod
-    def scan(cls, root: str, extensions: tuple[str, ...], kind: str = "files") -> Self:
+    def scan(cls, root: str, extensions: tuple[str, ...] = IMAGE_EXTENSIONS, kind: str = "images") -> Self:
         """Index the files in the class folders of a root, sorted by class, folder and name; classes are sorted too.
 
-        Warns of empty classes, which stay, and of files that could be samples but are not read. Hidden folders are
-        ignored.
+        Classes, files and order are those of `torchvision.datasets.ImageFolder`, so that labels and ids mean the same
+        in both. But hidden folders, such as .ipynb_checkpoints, are no classes, an unreadable folder is an error, and a
+        link to a folder above itself is left out. Warns of empty classes, which stay, and of files that could be
+        samples but are not read.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as

@@ -15,7 +15,7 @@ from typing import IO
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, PathPacker
 from raydali.data.sources.list_columns import TARGETS, Columns, Wanted, label_columns
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

@@ -1,21 +1,26 @@
-"""Lists the files in a tree of folders, on local disks, in `s3://` and in `gs://`.
+"""Lists the files in a tree of folders, in one folder, or of a pattern; on local disks, in `s3://` and in `gs://`.
 
-An unreadable folder is an error, unless nothing in it would be read. Links are followed, except one to a folder above
-itself, which would be walked some forty times: it is left out, with a warning.
+Patterns are those of WebDataset and TFRecord: `train-{000000..000146}.tar`, `train-*-of-1024`. In trees an unreadable
+folder is an error, unless nothing in it would be read. Links are followed, except one to a folder above itself, which
+would be walked some forty times: it is left out, with a warning.
 """
 
+import fnmatch
 import logging
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raydali.data.sources import storage
-from raydali.data.sources.file_rules import is_ignored
+from raydali.data.sources.file_rules import LEFT_FILES, Listing, is_ignored
+from raydali.data.sources.files import absolute
 from raydali.errors import UsageError
+from raydali.text import plural, summarize
 
-Listing = dict[str, list[str]]
-"""Names of files by folder relative to the root, "" for the root itself; unordered."""
+_SPECIAL = re.compile(r"[{*?\[]")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 _log = logging.getLogger(__name__)
 
@@ -88,3 +93,103 @@ def _list_objects(root: str) -> Listing:
             folder, _, name = key.rpartition("/")
             listing.setdefault(folder, []).append(name)
     return listing
+
+
+class FoundFile(NamedTuple):
+    """A file below a root: its relative path, its size in bytes, and the time of its last change, in ns."""
+
+    name: str
+    size: int
+    written: int
+
+
+def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
+    """Return a folder, and the files in or below it that match a pattern, each once.
+
+    Args:
+        pattern: `{08..11}` and `{a,b}` stand for names that must all exist; *, ? and [] match names of files. Local
+            (`~` is expanded), or an `s3://` or `gs://` URI. The name of an existing local file is no pattern.
+
+    Raises:
+        UsageError: files that are missing, or a folder that cannot be listed.
+    """
+    special = None if os.path.isfile(os.path.expanduser(pattern)) else _SPECIAL.search(pattern)
+    folder, _, rest = pattern[: special.start() if special else len(pattern)].rpartition("/")
+    root = absolute(folder or "/" * pattern.startswith("/") or ".")
+    names = [*_expanded(rest + pattern[special.start() :])] if special else [rest]
+
+    found: dict[str, FoundFile] = {}
+    missing = []
+    listings: dict[str, dict[str, FoundFile]] = {}
+    for path in names:
+        folder, slash, name = path.rpartition("/")
+        if folder not in listings:
+            listings[folder] = _listing(f"{root}/{folder}".rstrip("/") or "/")
+        there = listings[folder]
+        matched = [name] if name in there else sorted(fnmatch.filter(there, name))
+        found |= {folder + slash + each: there[each]._replace(name=folder + slash + each) for each in matched}
+        if not matched:
+            missing.append(path)
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of {plural(len(names), 'file')} {pattern} cannot be found in {root}: "
+            f"{summarize(missing, show=repr)}; give those that exist"
+        )
+    return root, list(found.values())
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Expand `{08..11}` and `{a,b}`."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    low, high, words = match.groups()
+    if words is None:
+        digits = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+        parts: Sequence[str] = [f"{number:0{digits}}" for number in range(int(low), int(high) + 1)]
+    else:
+        parts = words.split(",")
+    for part in parts:
+        yield from _expanded(pattern[: match.start()] + part + pattern[match.end() :])
+
+
+def _listing(folder: str) -> dict[str, FoundFile]:
+    try:
+        return {file.name: file for file in folder_entries(folder) if file is not None}
+    except OSError as error:
+        reason = storage.reason(error) if "://" in folder else error.strerror
+        raise UsageError(f"{folder} cannot be listed: {reason}; give a folder that can be read") from error
+
+
+def folder_entries(folder: str) -> Iterator[FoundFile | None]:
+    """The files in a folder, sorted by name, and None for each folder, without what `file_rules.is_ignored`.
+
+    Args:
+        folder: from `files.absolute`.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    if "://" in folder:
+        from pyarrow.fs import FileSelector, FileType
+
+        for info in storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2])):
+            if info.type == FileType.Directory:
+                if not is_ignored(info.base_name):
+                    yield None
+            elif not info.base_name.startswith(LEFT_FILES):
+                yield FoundFile(info.base_name, info.size, info.mtime_ns or 0)
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link that cannot be followed, for example one to itself
+                continue
+            if is_folder:
+                if not is_ignored(entry.name):
+                    yield None
+            elif is_file and not entry.name.startswith(LEFT_FILES):
+                stat = entry.stat()
+                yield FoundFile(entry.name, stat.st_size, stat.st_mtime_ns)

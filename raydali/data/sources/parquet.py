@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.files import absolute, digest
+from raydali.data.sources.listing import folder_entries
 from raydali.data.sources.parquet_index import ROW_BITS, parquet_index
-from raydali.data.sources.patterns import folder_entries
 from raydali.data.sources.row_groups import KEPT_BYTES, read_image
 from raydali.data.sources.shards import Shards
 from raydali.data.stream.read_together import ReadTogether

@@ -16,9 +16,9 @@ import numpy as np
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import digest
-from raydali.data.sources.patterns import FoundFile
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import digest
-from raydali.data.sources.patterns import FoundFile
+from raydali.data.sources.listing import FoundFile
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import local_shards, storage
+from raydali.data.sources.file_rules import describe_skipped
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
 from raydali.data.sources.labeled import warn_of_renumbering
-from raydali.data.sources.patterns import FoundFile, find_files
-from raydali.data.sources.read_timing import reading
+from raydali.data.sources.listing import FoundFile, find_files
+from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
-from raydali.data.sources.skipped_files import describe_skipped
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

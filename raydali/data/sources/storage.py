@@ -1,4 +1,7 @@
-"""Access to S3 and Google's storage through pyarrow, to list files and to read those that DALI cannot."""
+"""Access to S3 and Google's storage through pyarrow, to list files and to read those that DALI cannot.
+
+Files in a clone may be pointers of Git LFS and git-annex: short texts in place of files that have not been fetched.
+"""
 
 import os
 import re
@@ -21,6 +24,11 @@ _SECRET = re.compile(
     r"|[?&][\w.-]*(key|secret|token|password|credential|sig)[\w.-]*=",
     re.IGNORECASE,
 )
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/v1": ("Git LFS", "git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get ."),
+}
+_ENOUGH = 12  # bytes that no other file begins with
 
 
 class StoreError(OSError):
@@ -123,3 +131,12 @@ def is_folder(path: str) -> bool:
 def reason(error: OSError) -> str:
     """A storage library's error message on one line."""
     return " ".join(str(error).split())[:300]
+
+
+def why_pointer(head: bytes) -> str:
+    """Return the reason why a file with these first bytes, at least 12, is a pointer; empty if it is none."""
+    if len(head) >= _ENOUGH:
+        for begin, (tool, command) in _POINTERS.items():
+            if begin.startswith(head[: len(begin)]):
+                return f"a pointer of {tool}, not the file: run `{command}`"
+    return ""

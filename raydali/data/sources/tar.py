@@ -29,18 +29,18 @@ from typing import ClassVar, Self
 import numpy as np
 
 from raydali.data.sources import file_rules
+from raydali.data.sources.file_rules import LEFT, kind_of
 from raydali.data.sources.files import absolute
-from raydali.data.sources.image_folder import EXTENSIONS
-from raydali.data.sources.patterns import FoundFile, folder_entries
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
+from raydali.data.sources.listing import FoundFile, folder_entries
 from raydali.data.sources.read_ahead import open_ahead
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.shards import Shards
-from raydali.data.sources.skipped_files import LEFT, kind_of
 from raydali.data.sources.tar_headers import members
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
-_IMAGES = frozenset(extension[1:].encode() for extension in EXTENSIONS)
+_IMAGES = frozenset(extension[1:].encode() for extension in IMAGE_EXTENSIONS)
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
@@ -62,7 +62,7 @@ def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -
     newest = file_rules.are_newest()  # here, since other threads have a context of their own
     kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
     read = partial(_part, labeled=labeled, newest=newest)
-    index = shard_index(root, shards, read, kind=kind, needed=", ".join(EXTENSIONS))
+    index = shard_index(root, shards, read, kind=kind, needed=", ".join(IMAGE_EXTENSIONS))
     return _in_split(f"{root}/{shards[0].name}", index) if labeled and newest else index
 
 

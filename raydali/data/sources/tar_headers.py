@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from zlib import adler32
 
-from raydali.data.sources.pointers import why_pointer
 from raydali.data.sources.read_ahead import Read
 from raydali.data.sources.shard_index import Member
+from raydali.data.sources.storage import why_pointer
 
 BLOCK = 512
 _FILE_TYPES = b"0\0007"

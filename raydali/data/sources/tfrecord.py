@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
 
-from raydali.data.sources.patterns import FoundFile
+from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.read_ahead import Read, open_ahead
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.shards import Shards

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 
 _HEADER, _FOOTER = 12, 4
 """Bytes before and after a record's data."""

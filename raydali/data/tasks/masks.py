@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.read_timing import Cause
+from raydali.data.sources.reading import Cause
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.restoration import windows

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.read_timing import Cause
+from raydali.data.sources.reading import Cause
 from raydali.data.sources.source import Source
 from raydali.errors import UsageError
 

@@ -14,7 +14,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 
 HEAD = 12
 """Number of first bytes that identify a file's format."""

@@ -17,8 +17,8 @@ from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import one_split
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
-from raydali.data.sources.image_folder import EXTENSIONS
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.formats import unlabeled_files
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks.boxes import PADDING, moved
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
@@ -52,7 +52,7 @@ class Detection(Kind):
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Coco:
         """See `Kind`."""
-        images = unlabeled_files(data, root, EXTENSIONS)
+        images = unlabeled_files(data, root, IMAGE_EXTENSIONS)
         count = len(images)
         return Coco(
             root=images.root,

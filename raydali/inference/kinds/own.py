@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources.image_folder import EXTENSIONS
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.formats import unlabeled_files
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks import classification
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import WholeImages
@@ -42,7 +42,7 @@ class OwnTask(Kind):
         """See `Kind`."""
         if isinstance(self._job.val_pipeline(config), classification.Images):
             return unlabeled(data, config, classes, root)
-        return unlabeled_files(data, root, EXTENSIONS)
+        return unlabeled_files(data, root, IMAGE_EXTENSIONS)
 
     def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
         """Take whole images, one at a time, unless the job's pipeline makes images of one size of labelled ones."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.files import Files
-from raydali.data.sources.image_folder import EXTENSIONS
+from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import ValidationPairs, WholeImages
 from raydali.data.tasks.settings import DecoderSettings
@@ -38,7 +38,7 @@ class Restoration(Kind):
 
     def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Files:
         """See `Kind`."""
-        return unlabeled_files(data, root, EXTENSIONS)
+        return unlabeled_files(data, root, IMAGE_EXTENSIONS)
 
     def for_prediction(self, pipeline: Pipeline[Any]) -> tuple[Kind, Pipeline[Any], int | None]:
         """Restore whole images, one at a time, since their sizes differ."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
+from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.inference.kinds.classification import BEST, best_columns, evaluate_classes

@@ -21,7 +21,7 @@ import torch
 
 from raydali.data.loading.loader import Loader, left_in_flight
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
-from raydali.data.sources.retry import OUTAGES, Outage
+from raydali.data.sources.reading import OUTAGES, Outage
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import Order, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline

@@ -13,7 +13,7 @@ import torch
 from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.loading.loader import Loader
-from raydali.data.sources.retry import retries
+from raydali.data.sources.reading import retries
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import summarize
 

@@ -18,9 +18,8 @@ from raydali.data.loading.dali_loader import DaliLoader
 from raydali.data.loading.loader import LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources import retry
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources import reading
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Device, Inputs
@@ -42,12 +41,12 @@ Loaded = Callable[[LoaderName], tuple[Rows, Quarantine]]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     return folder(tmp_path_factory.mktemp("broken"), SAMPLES, BROKEN)
 
 
 def load(
-    name: LoaderName, source: ImageFolder, rank: int = 0, world_size: int = 1, start: int = 0, stream: Stream = STREAM
+    name: LoaderName, source: LabeledFiles, rank: int = 0, world_size: int = 1, start: int = 0, stream: Stream = STREAM
 ) -> tuple[Rows, Quarantine]:
     quarantine = Quarantine(len(source), seed=stream.seed)
     options = LoaderOptions(rank=rank, world_size=world_size, start=start, threads=2, quarantine=lambda _: quarantine)
@@ -76,11 +75,11 @@ def name(request: pytest.FixtureRequest) -> LoaderName:
 
 
 @pytest.fixture(scope="module")
-def whole(source: ImageFolder) -> Loaded:
+def whole(source: LabeledFiles) -> Loaded:
     return cache(lambda name: load(name, source))
 
 
-def test_each_broken_sample_and_no_other_is_replaced(source: ImageFolder, whole: Loaded, name: LoaderName) -> None:
+def test_each_broken_sample_and_no_other_is_replaced(source: LabeledFiles, whole: Loaded, name: LoaderName) -> None:
     rows, quarantine = whole(name)
     assert quarantine.known.keys() == BROKEN.keys()
     for id, sample in quarantine.known.items():
@@ -96,7 +95,7 @@ def test_each_broken_sample_and_no_other_is_replaced(source: ImageFolder, whole:
     assert sum(replaced_by >= 0 for _, replaced_by, _ in rows.values()) == 2 * len(BROKEN)
 
 
-def test_several_labels_follow_the_images_that_are_read(source: ImageFolder, name: LoaderName) -> None:
+def test_several_labels_follow_the_images_that_are_read(source: LabeledFiles, name: LoaderName) -> None:
     labels = np.random.default_rng(0).integers(0, 2, (SAMPLES, 3), np.uint8)
     rows, quarantine = load(name, replace(source, labels=labels))  # compares the labels of each batch
     assert quarantine.known.keys() == BROKEN.keys() and any(replaced >= 0 for _, replaced, _ in rows.values())
@@ -120,7 +119,7 @@ def test_dali_and_torch_replace_alike(whole: Loaded) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ids_and_pixels_do_not_depend_on_the_number_of_ranks(
-    source: ImageFolder, whole: Loaded, name: LoaderName, world_size: int
+    source: LabeledFiles, whole: Loaded, name: LoaderName, world_size: int
 ) -> None:
     shared: Rows = {}
     for rank in range(world_size):
@@ -128,13 +127,13 @@ def test_ids_and_pixels_do_not_depend_on_the_number_of_ranks(
     assert same(shared, whole(name)[0])
 
 
-def test_a_rerun_and_a_start_in_the_middle_replace_alike(source: ImageFolder, whole: Loaded, name: LoaderName) -> None:
+def test_a_rerun_and_a_start_in_the_middle_replace_alike(source: LabeledFiles, whole: Loaded, name: LoaderName) -> None:
     rows, _ = whole(name)
     later, _ = load(name, source, start=4)
     assert same(later, {key: row for key, row in rows.items() if key[0] >= 4})
 
 
-def test_what_is_known_from_elsewhere_changes_nothing(source: ImageFolder, whole: Loaded) -> None:
+def test_what_is_known_from_elsewhere_changes_nothing(source: LabeledFiles, whole: Loaded) -> None:
     rows, known = whole("dali")
     quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
     quarantine.add(known.known.values())
@@ -153,7 +152,7 @@ def test_each_kind_alone(tmp_path: Path, name: LoaderName, kind: str) -> None:
     assert [id for id, replaced_by, _ in rows.values() if replaced_by >= 0] == [6]
 
 
-def test_in_validation_they_are_left_out(source: ImageFolder, name: LoaderName) -> None:
+def test_in_validation_they_are_left_out(source: LabeledFiles, name: LoaderName) -> None:
     quarantine = Quarantine(SAMPLES)
     order = OrderedPass(samples=SAMPLES, batch_size=5)
     with make_loader(name, source, CENTRE, order, quarantine=lambda _: quarantine) as loader:
@@ -172,7 +171,7 @@ def test_a_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path, name: L
         assert [batch.ids.tolist() for batch in loader] == [[8, 9, 10, 11]]
 
 
-def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: LoaderName) -> None:
+def test_without_a_quarantine_the_first_is_an_error(source: LabeledFiles, name: LoaderName) -> None:
     with (
         make_loader(name, source, CENTRE, OrderedPass(samples=SAMPLES, batch_size=4)) as loader,
         pytest.raises(DataError, match=mentioning("1 /0/0001.jpg verify")),
@@ -180,7 +179,7 @@ def test_without_a_quarantine_the_first_is_an_error(source: ImageFolder, name: L
         list(loader)
 
 
-def test_where_everything_vanished_nothing_stands_in(source: ImageFolder, name: LoaderName, tmp_path: Path) -> None:
+def test_where_everything_vanished_nothing_stands_in(source: LabeledFiles, name: LoaderName, tmp_path: Path) -> None:
     gone = source.relocate(str(tmp_path))
     for id in range(SAMPLES):
         Path(gone.path(id)).with_name("others").mkdir(parents=True, exist_ok=True)
@@ -287,9 +286,9 @@ def test_the_workers_of_torch_give_whole_messages(tmp_path: Path) -> None:
 def test_storage_that_fails_is_not_the_samples_fault(
     tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "SECONDS", 0.5)
+    monkeypatch.setattr(reading, "SECONDS", 0.5)
 
-    class Failing(ImageFolder):
+    class Failing(LabeledFiles):
         def read(self, id: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error", self.path(id))
 
@@ -307,14 +306,14 @@ def test_storage_that_fails_is_not_the_samples_fault(
 
 def test_permission_is_looked_for_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder(tmp_path, 3, {})
-    read = ImageFolder.read
+    read = LabeledFiles.read
 
-    def denied(self: ImageFolder, id: int) -> bytes:
+    def denied(self: LabeledFiles, id: int) -> bytes:
         if id == 1:  # tests run as root, who may read everything
             raise PermissionError(errno.EACCES, "Permission denied", self.path(id))
         return read(self, id)
 
-    monkeypatch.setattr(ImageFolder, "read", denied)
+    monkeypatch.setattr(LabeledFiles, "read", denied)
     quarantine = Quarantine(3, seed=0).bound_to(source, TRAIN)
     assert quarantine.examine(range(3)) and quarantine.known[1].reason == "Permission denied"
     assert [quarantine.examine([id]) for id in range(3)] == [False, True, False]

@@ -13,7 +13,7 @@ import pytest
 from raydali.data.loading.loader import MOST_NOTED, InFlight, left_in_flight
 from raydali.data.loading.make import make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.data.tasks import pillow
 from raydali.data.tasks.classification import TrainImages
@@ -69,7 +69,7 @@ def test_a_process_that_lives_keeps_its_notes(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("training*")]
 
 
-def kill_with(source_root: Path) -> tuple[ImageFolder, list[int]]:
+def kill_with(source_root: Path) -> tuple[LabeledFiles, list[int]]:
     source = folder(source_root, SAMPLES, {})
     for id in KILLERS:
         Path(source.path(id)).write_bytes(killer())
@@ -102,7 +102,7 @@ def test_a_worker_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pyt
     assert_found(quarantine, source)
 
 
-def assert_found(quarantine: Quarantine, source: ImageFolder) -> None:
+def assert_found(quarantine: Quarantine, source: LabeledFiles) -> None:
     assert {*quarantine.known} == {*KILLERS}
     for id, broken in quarantine.known.items():
         assert (

@@ -20,7 +20,7 @@ from raydali.data.loading.batch_reader import PREFETCHED_INPUTS
 from raydali.data.loading.dali_loader import PREFETCHED_BATCHES, DaliLoader
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Inputs, Pipeline
@@ -38,10 +38,10 @@ VALIDATION = ValidationImages(image_size=32, resize_size=40)
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageFolder, ImageFolder]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[LabeledFiles, LabeledFiles]:
     """Images of many sizes, and of one."""
 
-    def made(growth: int) -> ImageFolder:
+    def made(growth: int) -> LabeledFiles:
         sizes = ((60 + growth * i, 90 - growth * i) for i in range(30))
         images = (photograph(("china", "flower")[i % 2], size) for i, size in enumerate(sizes))
         return files(tmp_path_factory.mktemp("images"), **{str(i): encoded(image) for i, image in enumerate(images)})
@@ -50,7 +50,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageFolder, Imag
 
 
 @pytest.fixture
-def source(sources: tuple[ImageFolder, ImageFolder], request: pytest.FixtureRequest) -> ImageFolder:
+def source(sources: tuple[LabeledFiles, LabeledFiles], request: pytest.FixtureRequest) -> LabeledFiles:
     callspec = getattr(request.node, "callspec", None)
     return sources[callspec is not None and callspec.params.get("name") == "resident"]
 
@@ -70,7 +70,7 @@ def ids(batches: list[Batch]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
+def test_batches_are_the_streams(name: LoaderName, source: LabeledFiles) -> None:
     expected = [*STREAM.micro_batches(1, 2)]
     with make_loader(name, source, TRAIN, STREAM, rank=1, world_size=2) as loader:
         for batch, micro_batch in zip(loader, expected, strict=True):
@@ -85,7 +85,7 @@ def test_batches_are_the_streams(name: LoaderName, source: ImageFolder) -> None:
                 assert labels.tolist() == source.labels[batch.ids].tolist()
 
 
-def test_an_iteration_that_began_ahead_gives_the_same_batches(source: ImageFolder) -> None:
+def test_an_iteration_that_began_ahead_gives_the_same_batches(source: LabeledFiles) -> None:
     with DaliLoader(source, VALIDATION, PASS) as usual, DaliLoader(source, VALIDATION, PASS) as ahead:
         for begins in (True, True, False):
             if begins:
@@ -94,7 +94,7 @@ def test_an_iteration_that_began_ahead_gives_the_same_batches(source: ImageFolde
                 assert ids([expected]) == ids([batch]) and torch.equal(expected["images"], batch["images"])
 
 
-def test_what_began_ahead_is_decoded_before_it_is_asked_for(source: ImageFolder) -> None:
+def test_what_began_ahead_is_decoded_before_it_is_asked_for(source: LabeledFiles) -> None:
     with DaliLoader(source, VALIDATION, PASS) as loader:
         next(iter(loader))
         loader.begin_ahead()  # it ends this iteration
@@ -112,14 +112,14 @@ def test_an_error_of_what_began_ahead_is_one_of_the_iteration(tmp_path: Path) ->
             next(iter(loader))
 
 
-def test_a_rank_without_batches_begins_ahead_too(source: ImageFolder) -> None:
+def test_a_rank_without_batches_begins_ahead_too(source: LabeledFiles) -> None:
     with DaliLoader(source, VALIDATION, PASS, rank=4, world_size=5) as loader:
         loader.begin_ahead()
         assert list(loader) == []
 
 
 @pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("resident", 4), ("synthetic", None)])
-def test_how_many_batches_lie_ready(name: LoaderName, most: int | None, source: ImageFolder) -> None:
+def test_how_many_batches_lie_ready(name: LoaderName, most: int | None, source: LabeledFiles) -> None:
     with make_loader(name, source, TRAIN, STREAM) as loader:
         assert loader.prepared_batches in (0, None)
         batches = iter(loader)
@@ -131,14 +131,14 @@ def test_how_many_batches_lie_ready(name: LoaderName, most: int | None, source: 
         assert loader.prepared_batches in (0, None)
 
 
-def test_the_synthetic_batch_is_resident_noise(source: ImageFolder) -> None:
+def test_the_synthetic_batch_is_resident_noise(source: LabeledFiles) -> None:
     first, *others = make_loader("synthetic", source, VALIDATION, PASS)
     assert abs(float(first["images"].float().mean()) - 127.5) < 2 and len(first["images"].unique()) == 256
     assert all(batch["images"].data_ptr() == first["images"].data_ptr() for batch in others)
 
 
 @pytest.mark.parametrize(("pipeline", "order"), [(TRAIN, STREAM), (VALIDATION, PASS)])
-def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | OrderedPass, source: ImageFolder) -> None:
+def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | OrderedPass, source: LabeledFiles) -> None:
     with make_loader("dali", source, pipeline, order) as one, make_loader("torch", source, pipeline, order) as other:
         batches = [*zip(one, other, strict=True)]
     ours, theirs = (torch.cat([pair[i]["images"] for pair in batches]) for i in (0, 1))
@@ -146,7 +146,7 @@ def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | Order
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: ImageFolder) -> None:
+def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: LabeledFiles) -> None:
     def collect(rank: int, world_size: int, threads: int) -> dict[tuple[int, int], torch.Tensor]:
         with make_loader(name, source, AUGMENTED, STREAM, rank=rank, world_size=world_size, threads=threads) as loader:
             return images_by_sample([*loader])
@@ -162,7 +162,7 @@ def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: I
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_states_count_what_was_consumed(name: LoaderName, world_size: int, source: ImageFolder) -> None:
+def test_states_count_what_was_consumed(name: LoaderName, world_size: int, source: LabeledFiles) -> None:
     for rank in range(world_size):
         share = STREAM.micro_batches_of(rank, world_size)
         with make_loader(name, source, TRAIN, STREAM, rank=rank, world_size=world_size, start=1) as loader:
@@ -174,13 +174,13 @@ def test_states_count_what_was_consumed(name: LoaderName, world_size: int, sourc
             assert loader.state_dict() == STREAM.state(1 + 1 // share)
 
 
-def test_an_ordered_pass_has_no_state(source: ImageFolder) -> None:
+def test_an_ordered_pass_has_no_state(source: LabeledFiles) -> None:
     with pytest.raises(TypeError, match="not OrderedPass"):
         make_loader("synthetic", source, VALIDATION, PASS).state_dict()
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_a_loader_that_starts_later_gives_the_rest(name: LoaderName, source: ImageFolder) -> None:
+def test_a_loader_that_starts_later_gives_the_rest(name: LoaderName, source: LabeledFiles) -> None:
     with make_loader(name, source, TRAIN, STREAM) as loader:
         whole = [*loader]
     for start in (1, 4, STREAM.steps):
@@ -191,7 +191,7 @@ def test_a_loader_that_starts_later_gives_the_rest(name: LoaderName, source: Ima
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_iterating_again_gives_the_same_again(name: LoaderName, source: ImageFolder) -> None:
+def test_iterating_again_gives_the_same_again(name: LoaderName, source: LabeledFiles) -> None:
     with make_loader(name, source, VALIDATION, PASS) as loader:
         first = [*loader]
         assert ids(first) == [[*range(8)], [*range(8, 16)], [*range(16, 24)], [*range(24, 30)]]
@@ -207,7 +207,7 @@ def test_iterating_again_gives_the_same_again(name: LoaderName, source: ImageFol
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_share_a_pass_that_does_not_divide(name: LoaderName, source: ImageFolder) -> None:
+def test_ranks_share_a_pass_that_does_not_divide(name: LoaderName, source: LabeledFiles) -> None:
     few = OrderedPass(samples=12, batch_size=8)
     for rank, expected in enumerate([[[*range(8)]], [[8, 9, 10, 11]], []]):
         with make_loader(name, source, VALIDATION, few, rank=rank, world_size=3) as loader:
@@ -216,7 +216,7 @@ def test_ranks_share_a_pass_that_does_not_divide(name: LoaderName, source: Image
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_batches_stay_as_they_were_handed_out(name: LoaderName, source: ImageFolder) -> None:
+def test_batches_stay_as_they_were_handed_out(name: LoaderName, source: LabeledFiles) -> None:
     with make_loader(name, source, TRAIN, STREAM) as loader:
         kept = [(batch["images"], batch["images"].clone()) for batch in loader]
     gc.collect()
@@ -238,7 +238,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("taken", [0, 2, 4])
 @pytest.mark.parametrize("name", DECODING)
-def test_closing_frees_threads_and_processes(name: LoaderName, taken: int, source: ImageFolder) -> None:
+def test_closing_frees_threads_and_processes(name: LoaderName, taken: int, source: LabeledFiles) -> None:
     with make_loader(name, source, VALIDATION, PASS, threads=2) as loader:  # what stays is the libraries'
         next(iter(loader))
     gc.collect()
@@ -261,7 +261,7 @@ def test_closing_frees_threads_and_processes(name: LoaderName, taken: int, sourc
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_closing_after_an_error_frees_processes_at_once(name: LoaderName, source: ImageFolder) -> None:
+def test_closing_after_an_error_frees_processes_at_once(name: LoaderName, source: LabeledFiles) -> None:
     error = pytest.raises(DataError, match=r"/nowhere/0\d\d/")
     with make_loader(name, source.relocate("/nowhere"), VALIDATION, PASS, threads=2) as loader, error as held:
         next(iter(loader))
@@ -275,7 +275,7 @@ def resident_megabytes() -> float:
 
 @pytest.mark.parametrize("name", DECODING)
 @pytest.mark.slow
-def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: ImageFolder) -> None:
+def test_long_runs_keep_their_memory_and_handles(name: LoaderName, source: LabeledFiles) -> None:
     stream = Stream(samples=30, epochs=160, batch_size=8, global_batch_size=8, seed=1)
     pipeline = TrainImages(image_size=128, seed=0)  # a batch of 0.4 MB: 160 MB, were each one kept
     seen: list[tuple[float, int]] = []
@@ -320,7 +320,7 @@ class Filled(Pipeline[Any]):
         return sum(any(array() is not None for array in batch) for batch in self.made)
 
 
-def test_inputs_are_let_go_when_dali_is_done_with_them(source: ImageFolder) -> None:
+def test_inputs_are_let_go_when_dali_is_done_with_them(source: LabeledFiles) -> None:
     pipeline, most = Filled([]), 0
     with make_loader("dali", source, pipeline, OrderedPass(samples=250, batch_size=5)) as loader:
         for batch in loader:

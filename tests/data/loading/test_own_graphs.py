@@ -8,7 +8,7 @@ from nvidia.dali import fn
 from nvidia.dali.auto_aug import auto_augment, rand_augment, trivial_augment
 
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 from tests.support.pictures import encoded, files, photograph
@@ -49,18 +49,18 @@ class Auto(Flipped):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     made = {str(i): encoded(photograph(("china", "flower")[i % 2], (60 + i, 70 - i))) for i in range(12)}
     return files(tmp_path_factory.mktemp("images"), **made)
 
 
-def images(source: ImageFolder, kind: type[TrainImages]) -> torch.Tensor:
+def images(source: LabeledFiles, kind: type[TrainImages]) -> torch.Tensor:
     with make_loader("dali", source, kind(image_size=32, seed=0), STREAM) as loader:
         return torch.cat([batch["images"].clone() for batch in loader])
 
 
 @pytest.mark.parametrize("kind", [Flipped, Rand, Trivial, Auto])
-def test_some_samples_are_augmented_and_none_is_another(source: ImageFolder, kind: type[TrainImages]) -> None:
+def test_some_samples_are_augmented_and_none_is_another(source: LabeledFiles, kind: type[TrainImages]) -> None:
     plain, augmented = images(source, TrainImages), images(source, kind)
     assert (augmented.shape, augmented.dtype) == (plain.shape, torch.uint8)
     changed = (augmented != plain).flatten(1).any(1)
@@ -70,7 +70,7 @@ def test_some_samples_are_augmented_and_none_is_another(source: ImageFolder, kin
         assert torch.equal(augmented[changed].flip(2), plain[changed])
 
 
-def test_an_if_without_conditionals_is_an_error_with_a_remedy(source: ImageFolder) -> None:
+def test_an_if_without_conditionals_is_an_error_with_a_remedy(source: LabeledFiles) -> None:
     with pytest.raises(TypeError) as error:
         images(source, Unasked)
     assert "conditionals = True" in error.value.__notes__[0]

@@ -10,7 +10,7 @@ from raydali.data.augment.augmentation import Augmentation
 from raydali.data.loading.loader import LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 from tests.support.broken import KINDS, folder
@@ -27,12 +27,12 @@ Loaded = Callable[[LoaderName], tuple[Images, dict[tuple[int, int], int]]]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     return folder(tmp_path_factory.mktemp("repeats"), STREAM.samples, BROKEN)
 
 
 def load(
-    name: LoaderName, source: ImageFolder, rank: int = 0, world_size: int = 1, start: int = 0
+    name: LoaderName, source: LabeledFiles, rank: int = 0, world_size: int = 1, start: int = 0
 ) -> tuple[Images, dict[tuple[int, int], int]]:
     """The images, and what replaced broken ones."""
     quarantine = Quarantine(len(source), seed=STREAM.seed)
@@ -50,7 +50,7 @@ def load(
 
 
 @pytest.fixture(scope="module")
-def whole(source: ImageFolder) -> Loaded:
+def whole(source: LabeledFiles) -> Loaded:
     return cache(lambda name: load(name, source))
 
 
@@ -68,7 +68,7 @@ def test_each_repeat_has_pixels_of_its_own(whole: Loaded, name: LoaderName) -> N
         assert not any(torch.equal(copies[a], copies[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_the_first_repeat_has_the_pixels_of_its_epoch(source: ImageFolder, whole: Loaded) -> None:
+def test_the_first_repeat_has_the_pixels_of_its_epoch(source: LabeledFiles, whole: Loaded) -> None:
     images, _ = whole("torch")
     firsts = {key: image for key, image in images.items() if key[0] < 1 << 32 and key[1] not in BROKEN}
     assert len(firsts) == 22
@@ -78,7 +78,7 @@ def test_the_first_repeat_has_the_pixels_of_its_epoch(source: ImageFolder, whole
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_pixels_depend_neither_on_ranks_nor_on_the_start(source: ImageFolder, whole: Loaded, name: LoaderName) -> None:
+def test_pixels_depend_neither_on_ranks_nor_on_the_start(source: LabeledFiles, whole: Loaded, name: LoaderName) -> None:
     images, replaced = whole(name)
     of_ranks = [load(name, source, rank, 2) for rank in range(2)]
     assert alike(of_ranks[0][0] | of_ranks[1][0], images) and of_ranks[0][1] | of_ranks[1][1] == replaced

@@ -17,9 +17,9 @@ import torch
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources import retry
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.retry import OUTAGES, folder_away, retries
+from raydali.data.sources import reading
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.reading import OUTAGES, folder_away, retries
 from raydali.data.sources.video.packets import read_video_info
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
@@ -56,7 +56,7 @@ def ids_of(stream: Stream) -> list[int]:
 def test_a_file_server_that_fails_for_a_second(
     disk: FailingDisk, name: LoaderName, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source, quarantine = ImageFolder.scan(str(disk.path)), Quarantine(SAMPLES, seed=3)
+    source, quarantine = LabeledFiles.scan(str(disk.path)), Quarantine(SAMPLES, seed=3)
     OUTAGES.take()
     before, seen, sums = retries(), list[int](), list[torch.Tensor]()
     with make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader:
@@ -84,8 +84,8 @@ def test_a_file_server_that_fails_for_a_second(
 def test_one_that_stays_away_is_no_sample_s_fault(
     disk: FailingDisk, name: LoaderName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "SECONDS", 1.0)
-    source, quarantine = ImageFolder.scan(str(disk.path)), Quarantine(SAMPLES, seed=3)
+    monkeypatch.setattr(reading, "SECONDS", 1.0)
+    source, quarantine = LabeledFiles.scan(str(disk.path)), Quarantine(SAMPLES, seed=3)
     with (
         make_loader(name, source, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader,
         pytest.raises(StorageAway, match="Stale file handle"),
@@ -135,7 +135,7 @@ def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
 
 
 def test_a_folder_that_stays_away_is_named(tmp_path: Path, name: LoaderName, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "SECONDS", 1.0)
+    monkeypatch.setattr(reading, "SECONDS", 1.0)
     source, quarantine = folder(tmp_path / "data", SAMPLES, {}), Quarantine(SAMPLES, seed=3)
     quarantine.waits_for_folders = True
     with (
@@ -159,8 +159,8 @@ def test_a_video_in_a_folder_that_is_away(tmp_path: Path) -> None:
 def test_a_ceiling_is_not_measured_on_a_storage_that_is_away(
     disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "SECONDS", 0.5)
-    source = ImageFolder.scan(str(disk.path))
+    monkeypatch.setattr(reading, "SECONDS", 0.5)
+    source = LabeledFiles.scan(str(disk.path))
     disk.fail(errno.ETIMEDOUT)
     with make_loader("synthetic", source, TRAIN, STREAM) as loader, pytest.raises(StorageAway):
         next(iter(loader))
@@ -169,7 +169,7 @@ def test_a_ceiling_is_not_measured_on_a_storage_that_is_away(
 def read_while_busy(variables: dict[str, str], name: LoaderName, root: str, seconds: float) -> tuple[Any, ...]:
     """In a process of its own, since DALI keeps its first connection."""
     os.environ.update(variables)
-    source, quarantine = ImageFolder.scan(root), Quarantine(FEW.samples, seed=3)
+    source, quarantine = LabeledFiles.scan(root), Quarantine(FEW.samples, seed=3)
     seen = []
     with make_loader(name, source, TRAIN, FEW, quarantine=lambda _: quarantine, threads=2) as loader:
         for batch in loader:
@@ -205,7 +205,7 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
             if (error := next(calls)) is not None:
                 raise error
 
-        retry.with_retry(call, "a disk")
+        reading.with_retry(call, "a disk")
 
     process = get_context("fork").Process(target=repeat)
     process.start()
@@ -215,7 +215,7 @@ def test_what_a_fork_repeats_is_its_parent_s_progress() -> None:
 
 def test_a_fork_has_outages_of_its_own() -> None:
     """A thread of its parent may hold the lock or wait for the same storage, and the parent tells what ended before."""
-    context, outage = get_context("fork"), retry.Outage("the parent's", "Input/output error", 1.0)
+    context, outage = get_context("fork"), reading.Outage("the parent's", "Input/output error", 1.0)
     receiver, sender = context.Pipe(duplex=False)
 
     def repeat() -> None:
@@ -241,7 +241,7 @@ def test_a_fork_has_outages_of_its_own() -> None:
 def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(reading, "FIRST_PAUSE", 0.05)
     OUTAGES.take()
     back, warnings = time.monotonic() + 0.5, list[str]()
 
@@ -251,7 +251,7 @@ def test_threads_that_wait_for_one_storage_are_in_one_outage(monkeypatch: pytest
         return True
 
     with ThreadPoolExecutor(16) as threads:
-        answers = threads.map(lambda _: retry.with_retry(call, "/data", warnings.append), range(16))
+        answers = threads.map(lambda _: reading.with_retry(call, "/data", warnings.append), range(16))
         assert all(answers)
     assert len(warnings) == 1 and "/data" in warnings[0] and "Stale file handle" in warnings[0]
     (outage,) = OUTAGES.take()

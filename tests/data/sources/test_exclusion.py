@@ -8,8 +8,8 @@ import pytest
 from raydali.commands.verify import Verify, main
 from raydali.data.sources import files
 from raydali.data.sources.exclusion import as_line, exclude
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import DataError
 from tests.support.broken import jpeg
 from tests.support.messages import mentioning
@@ -26,13 +26,13 @@ def test_any_name_survives(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=mentioning(f"{len(NAMES)} {len(NAMES) + 1} samples --exclude")):
         main(Verify(data=str(tmp_path / "data"), output=str(output), workers=1))
     assert len(output.read_bytes().splitlines()) >= len(NAMES) + 1
-    (rest,) = exclude(str(output), ImageFolder.scan(str(tmp_path / "data")))
+    (rest,) = exclude(str(output), LabeledFiles.scan(str(tmp_path / "data")))
     assert [rest.path(id) for id in range(len(rest))] == [f"{tmp_path}/data/class\t0/sound.jpg"]
 
 
 def test_lists_of_before_mean_what_they_meant(tmp_path: Path) -> None:
     names = ['"1".jpg', '"\\n".jpg', "\\t.jpg", "3.jpg", "4.jpg"]
-    data = ImageFolder.scan(str(grow(tmp_path / "data", [f"a/{name}" for name in names])))
+    data = LabeledFiles.scan(str(grow(tmp_path / "data", [f"a/{name}" for name in names])))
     (tmp_path / "list.txt").write_text("".join(f"a/{name}\twhy\r\n" for name in names[:3]) + "a/3.jpg\r\n")
     (rest,) = exclude(str(tmp_path / "list.txt"), data)
     assert [rest.path(id) for id in range(len(rest))] == [f"{tmp_path}/data/a/4.jpg"]
@@ -48,7 +48,7 @@ def test_pairs_by_either_image_or_both(tmp_path: Path) -> None:
 
 
 def test_names_are_looked_at_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = ImageFolder.scan(str(grow(tmp_path / "data", [f"a/{i}.jpg" for i in range(9)])))
+    data = LabeledFiles.scan(str(grow(tmp_path / "data", [f"a/{i}.jpg" for i in range(9)])))
     named = [data.path(id) for id in (0, 3, 5, 8)]
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in named))
     for at_once in range(1, 11):

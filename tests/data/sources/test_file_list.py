@@ -13,7 +13,7 @@ from raydali.commands.verify import Verify, main
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.file_list import FileList, is_list
 from raydali.data.sources.file_rules import FIRST, following
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import DataError, UsageError
 from tests.support.lists import Write
 from tests.support.messages import mentioning, mentions
@@ -77,7 +77,7 @@ def test_roots(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_any_name_of_a_file(tmp_path: Path, nasty: Path) -> None:
-    scanned = ImageFolder.scan(str(nasty))
+    scanned = LabeledFiles.scan(str(nasty))
     lines = [
         '"{}",{}'.format(scanned.path(id).removeprefix(f"{nasty}/").replace('"', '""'), scanned.classes[label])
         for id, label in enumerate(scanned.labels.tolist())

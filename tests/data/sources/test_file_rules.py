@@ -10,11 +10,10 @@ import pytest
 
 from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.folder_layout import train_and_val_folders
-from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.image_folder import EXTENSIONS, ImageFolder
+from raydali.data.sources.formats import labeled_images, unlabeled_files
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles
 from raydali.data.sources.tar import TarShards
-from raydali.data.sources.unlabeled import unlabeled_files
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
@@ -40,20 +39,20 @@ OF_EARLIER_VERSION = "1f32ce9783f0677c347cb297666d4780", "2439890ae956101a27056e
 
 
 def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = ImageFolder.scan(str(grow(tmp_path, SAMPLES + LEFT + UNNOTICED)))
+    index = LabeledFiles.scan(str(grow(tmp_path, SAMPLES + LEFT + UNNOTICED)))
     assert {path.removeprefix(f"{tmp_path}/") for path, _ in samples(index)} == {*SAMPLES}
     assert index.classes == ("cat", "dog", "recycled")
     assert index.skipped == {"left behind by other systems": len(LEFT)}
     assert mentions(caplog.text, f"{tmp_path} {len(LEFT)} 'cat' 3")
     assert train_and_val_folders(str(tmp_path), None) is None
     with following(FIRST):
-        assert ImageFolder.scan(str(tmp_path)).fingerprint == OF_EARLIER_VERSION[0]
-    assert ImageFolder.scan(str(tmp_path)).fingerprint == index.fingerprint
+        assert LabeledFiles.scan(str(tmp_path)).fingerprint == OF_EARLIER_VERSION[0]
+    assert LabeledFiles.scan(str(tmp_path)).fingerprint == index.fingerprint
 
 
 def test_objects(s3: PutObjects) -> None:
     s3("left", {f"data/{path}": b"" for path in SAMPLES + LEFT if "#" not in path})
-    assert len(ImageFolder.scan("s3://left/data")) == len(SAMPLES)
+    assert len(LabeledFiles.scan("s3://left/data")) == len(SAMPLES)
 
 
 @pytest.mark.usefixtures("tar_cache")
@@ -70,7 +69,7 @@ def test_tar(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
 def test_pairs_and_unlabeled_files(tmp_path: Path) -> None:
     pairs = ["img/1.jpg", "img/._1.jpg", "img/@eaDir/1.jpg/2.jpg", "gt/1.png", "gt/__MACOSX/2.jpg"]
     assert len(ImagePairs.scan(str(grow(tmp_path, pairs)))) == 1
-    assert len(unlabeled_files(str(tmp_path), None, EXTENSIONS)) == 2
+    assert len(unlabeled_files(str(tmp_path), None, IMAGE_EXTENSIONS)) == 2
 
 
 @pytest.mark.usefixtures("tar_cache")
@@ -95,11 +94,11 @@ def test_the_folder_of_a_drive_that_only_root_may_read(of_anyone: Path) -> None:
     (of_anyone / "lost+found").chmod(0o700)
     os.seteuid(65534)
     try:
-        assert ImageFolder.scan(str(of_anyone)).classes == ("cat", "dog")
+        assert LabeledFiles.scan(str(of_anyone)).classes == ("cat", "dog")
         os.seteuid(0)
         (of_anyone / "dog").chmod(0o700)
         os.seteuid(65534)
         with pytest.raises(UsageError, match=mentioning(f"{of_anyone}/dog")):
-            ImageFolder.scan(str(of_anyone))
+            LabeledFiles.scan(str(of_anyone))
     finally:
         os.seteuid(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raydali.data.sources.files import Files
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
@@ -18,17 +18,17 @@ from tests.support.trees import grow, read_by_dali, samples
 def test_relative_and_home_roots(nasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(nasty.parent)
     monkeypatch.setenv("HOME", str(nasty.parent))
-    assert ImageFolder.scan("nasty/").root == ImageFolder.scan("~/nasty").root == str(nasty)
+    assert LabeledFiles.scan("nasty/").root == LabeledFiles.scan("~/nasty").root == str(nasty)
 
 
 def test_dali_reads_encoded_paths(nasty: Path) -> None:
-    index = ImageFolder.scan(str(nasty))
+    index = LabeledFiles.scan(str(nasty))
     ids = np.array([id for id in range(len(index)) if Path(index.path(id)).exists()])[::-1]
     assert read_by_dali(index.encoded_paths(ids)) == [Path(index.path(int(id))).read_bytes() for id in ids]
 
 
 def test_pickle_shares_its_buffers(nasty: Path) -> None:
-    index = ImageFolder.scan(str(nasty))
+    index = LabeledFiles.scan(str(nasty))
     fingerprint = index.fingerprint
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(index, protocol=5, buffer_callback=buffers.append)
@@ -39,7 +39,7 @@ def test_pickle_shares_its_buffers(nasty: Path) -> None:
 
 
 def test_at_another_root(tmp_path: Path) -> None:
-    index = ImageFolder.scan(str(grow(tmp_path, ["a/1.jpg"])))
+    index = LabeledFiles.scan(str(grow(tmp_path, ["a/1.jpg"])))
     moved = index.relocate("s3://bucket/train/")
     assert moved.path(0) == "s3://bucket/train/a/1.jpg" and moved.fingerprint == index.fingerprint
     assert index.relocate("/").path(0) == "/a/1.jpg"
@@ -52,7 +52,7 @@ def test_at_another_root(tmp_path: Path) -> None:
 )
 def test_dali_reads_gcs(gcs: dict[str, bytes]) -> None:
     gcs["a/1.jpg"] = b"content"
-    assert read_by_dali(ImageFolder.scan("gs://bucket").encoded_paths(np.array([0]))) == [b"content"]
+    assert read_by_dali(LabeledFiles.scan("gs://bucket").encoded_paths(np.array([0]))) == [b"content"]
 
 
 def test_a_list_below_its_root(tmp_path: Path) -> None:

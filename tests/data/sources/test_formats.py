@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data.sources.formats import Kind, labeled_images, source_kind, train_and_val
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.formats import Kind, labeled_images, source_kind, train_and_val, unlabeled_files
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.trees import grow

@@ -11,7 +11,7 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import labeled_images, train_and_val
 from raydali.data.sources.idx import IdxImages
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pillow import decoded
@@ -47,7 +47,7 @@ def test_loaders_read_the_same_pixels_as_from_png_folders(tmp_path: Path, loader
     for id in range(12):
         (tmp_path / f"png/{LABELS[id]}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[id]).save(tmp_path / f"png/{LABELS[id]}/{id:02}.png")
-    folder = ImageFolder.scan(str(tmp_path / "png"))
+    folder = LabeledFiles.scan(str(tmp_path / "png"))
     train = Stream(samples=12, epochs=2, batch_size=4, global_batch_size=4, seed=1), TrainImages(image_size=8, seed=1)
     for order, pipeline in (train, (OrderedPass(samples=12, batch_size=5), ValidationImages(image_size=8))):
         with (

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torchvision
 
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, check_classes
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
@@ -18,7 +17,7 @@ from tests.support.trees import grow, samples
 def test_empty_class_stays_and_is_warned_about(nasty: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.rmtree(nasty / ".hidden")
     (nasty / "Aardvark" / "empty").mkdir(parents=True)
-    ours = ImageFolder.scan(str(nasty))
+    ours = LabeledFiles.scan(str(nasty))
     theirs = torchvision.datasets.ImageFolder(str(nasty), allow_empty=True)
     assert (list(ours.classes), samples(ours)) == (theirs.classes, theirs.samples)
     assert mentions(caplog.text, "1 6 Aardvark")
@@ -26,7 +25,7 @@ def test_empty_class_stays_and_is_warned_about(nasty: Path, caplog: pytest.LogCa
 
 def test_fingerprint_is_of_the_data_not_the_place(tmp_path: Path) -> None:
     def fingerprint(name: str, files: list[str]) -> str:
-        return ImageFolder.scan(str(grow(tmp_path / name, files))).fingerprint
+        return LabeledFiles.scan(str(grow(tmp_path / name, files))).fingerprint
 
     base = fingerprint("base", ["a/1.jpg", "b/2.jpg"])
     assert fingerprint("moved", ["a/1.jpg", "b/2.jpg"]) == base
@@ -50,13 +49,13 @@ def test_what_cannot_be_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     grow(tmp_path, ["file", "flat/1.jpg", "none/a/1.txt", "none/b/2.txt"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=mentioning(message)) as error:
-        ImageFolder.scan(root)
+        LabeledFiles.scan(root)
     assert "\n" not in str(error.value)
 
 
 def test_check_classes(tmp_path: Path) -> None:
-    train = ImageFolder.scan(str(grow(tmp_path / "train", [f"{c}/1.jpg" for c in "abcdef"])))
-    val = ImageFolder.scan(str(grow(tmp_path / "val", [f"{c}/1.jpg" for c in "fg"])))
+    train = LabeledFiles.scan(str(grow(tmp_path / "train", [f"{c}/1.jpg" for c in "abcdef"])))
+    val = LabeledFiles.scan(str(grow(tmp_path / "val", [f"{c}/1.jpg" for c in "fg"])))
     check_classes(train, train.relocate("/elsewhere"))
     with pytest.raises(UsageError, match=mentioning("a b c 2 g 6")):
         check_classes(train, val)
@@ -64,7 +63,7 @@ def test_check_classes(tmp_path: Path) -> None:
 
 def test_s3_bucket_as_root_with_an_empty_class(s3: PutObjects, caplog: pytest.LogCaptureFixture) -> None:
     s3("root", {"cat/1.jpg": b"1", "dog/": b"", "readme.jpg": b"not in a class"})
-    index = ImageFolder.scan("s3://root")
+    index = LabeledFiles.scan("s3://root")
     assert (index.classes, samples(index)) == (("cat", "dog"), [("s3://root/cat/1.jpg", 0)])
     assert mentions(caplog.text, "1 2 dog")
 
@@ -79,14 +78,14 @@ def test_s3_errors(s3: PutObjects) -> None:
         "s3://few/odd": "DALI cannot read 'few/odd/a/what?.jpg'",
     }.items():
         with pytest.raises(UsageError) as error:
-            ImageFolder.scan(root)
+            LabeledFiles.scan(root)
         assert message in str(error.value) and "\n" not in str(error.value)
-    assert len(ImageFolder.scan("s3://few/fine")) == 1
+    assert len(LabeledFiles.scan("s3://few/fine")) == 1
 
 
 def test_fingerprint_stays_what_it_was(tmp_path: Path) -> None:
     """Runs are resumed by it: another value would refuse all those of before."""
-    index = ImageFolder.scan(str(grow(tmp_path, ["a/1.jpg", "b/2.jpg"])))
+    index = LabeledFiles.scan(str(grow(tmp_path, ["a/1.jpg", "b/2.jpg"])))
     assert index.fingerprint == "5dbdfb5c59b3e3f86a1df1653e25c9c9"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.listing import list_tree
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
@@ -19,7 +19,7 @@ from tests.support.trees import grow, samples
 def test_link_to_a_folder_above_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
     root = grow(tmp_path / "root", ["cat/a/1.jpg", "dog/2.jpg"])
     (root / "cat" / "a" / "loop").symlink_to(target)
-    assert [path for path, _ in samples(ImageFolder.scan(str(root)))] == [f"{root}/cat/a/1.jpg", f"{root}/dog/2.jpg"]
+    assert [path for path, _ in samples(LabeledFiles.scan(str(root)))] == [f"{root}/cat/a/1.jpg", f"{root}/dog/2.jpg"]
     assert mentions(caplog.text, "cat/a/loop")
 
 
@@ -28,7 +28,7 @@ def test_links_that_lead_to_each_other_end(tmp_path: Path) -> None:
     grow(tmp_path / "other", ["2.jpg"])
     (root / "cat" / "there").symlink_to(tmp_path / "other")
     (tmp_path / "other" / "back").symlink_to(root / "cat")
-    assert [path for path, _ in samples(ImageFolder.scan(str(root)))] == [
+    assert [path for path, _ in samples(LabeledFiles.scan(str(root)))] == [
         f"{root}/cat/1.jpg",
         f"{root}/cat/there/2.jpg",
     ]
@@ -44,7 +44,7 @@ def test_unreadable_folder_is_an_error(nasty: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "scandir", refuse)  # file modes do not stop root, who runs the tests in containers
     with pytest.raises(UsageError, match=mentioning("/cat/a")):
-        ImageFolder.scan(str(nasty))
+        LabeledFiles.scan(str(nasty))
 
 
 @pytest.mark.usefixtures("s3")
@@ -57,7 +57,7 @@ def test_s3_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Refusal) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(UsageError, match=mentioning("s3://few/t ACCESS_DENIED")):
-            ImageFolder.scan("s3://few/t")
+            LabeledFiles.scan("s3://few/t")
 
 
 TREE = {"": ["1.jpg", "notes"], "a": [], "a/b": ["2.mp4"], "c": ["3"]}

@@ -19,8 +19,7 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.sources.parquet import Parquet
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
@@ -43,13 +42,13 @@ pytestmark = pytest.mark.usefixtures("tar_cache")
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> ImageFolder:
+def folders(tmp_path: Path) -> LabeledFiles:
     """30 photographs of 3 classes."""
     return folder(tmp_path / "folders", SAMPLES, {})
 
 
 @pytest.fixture
-def images(tmp_path: Path, folders: ImageFolder) -> Parquet:
+def images(tmp_path: Path, folders: LabeledFiles) -> Parquet:
     """The same in 3 files of 10 rows, of which 5 are in a row group."""
     return Parquet.scan(packed_in_parquet(tmp_path, folders))
 
@@ -58,7 +57,7 @@ def images(tmp_path: Path, folders: ImageFolder) -> Parquet:
 # Naming files
 
 
-def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
+def test_training_and_validation(tmp_path: Path, folders: LabeledFiles) -> None:
     data = packed_in_parquet(tmp_path, folders)
     val_data = packed_in_parquet(tmp_path, folders.drop(range(20)), 1, "validation")
     train, val = train_and_val(data, val_data)
@@ -78,7 +77,7 @@ def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
         train_and_val(data, val_data)
 
 
-def test_a_share_that_validates(tmp_path: Path, folders: ImageFolder) -> None:
+def test_a_share_that_validates(tmp_path: Path, folders: LabeledFiles) -> None:
     train, val = train_and_val(packed_in_parquet(tmp_path, folders), val_fraction=0.2)
     assert {*train.relative_paths()} | {*val.relative_paths()} == {
         f"train-{id // 10:05}-of-00003.parquet#{id % 10}" for id in range(SAMPLES)
@@ -89,7 +88,7 @@ def test_a_share_that_validates(tmp_path: Path, folders: ImageFolder) -> None:
         assert [part.read(id) for id in range(len(part))] == [folders.read(number) for number in numbers]
 
 
-def test_a_cloned_data_set(tmp_path: Path, folders: ImageFolder) -> None:
+def test_a_cloned_data_set(tmp_path: Path, folders: LabeledFiles) -> None:
     clone = tmp_path / "clone"
     data, val_data = (
         packed_in_parquet(clone / "data", part, 2, split)
@@ -109,7 +108,7 @@ def test_a_cloned_data_set(tmp_path: Path, folders: ImageFolder) -> None:
     assert len(train_and_val(str(clone), image_column="image", label_column="label")[0]) == SAMPLES
 
 
-def test_folders_of_files(tmp_path: Path, folders: ImageFolder) -> None:
+def test_folders_of_files(tmp_path: Path, folders: LabeledFiles) -> None:
     for split in ("train", "val"):
         packed_in_parquet(tmp_path / "sets" / split, folders, 2, "0")
     train, _ = train_and_val(str(tmp_path / "sets"))
@@ -143,7 +142,7 @@ def pixels(
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
 def test_every_image_once_across_a_resume_on_other_workers(
-    images: Parquet, folders: ImageFolder, name: LoaderName
+    images: Parquet, folders: LabeledFiles, name: LoaderName
 ) -> None:
     whole = pixels(folders, name)
     assert whole.keys() == {(epoch, id) for epoch in range(2) for id in range(SAMPLES)}
@@ -158,7 +157,7 @@ def test_every_image_once_across_a_resume_on_other_workers(
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
 def test_broken_and_missing_images_are_named_and_replaced(
-    tmp_path: Path, folders: ImageFolder, name: LoaderName
+    tmp_path: Path, folders: LabeledFiles, name: LoaderName
 ) -> None:
     contents: list[bytes | None] = [folders.read(id) for id in range(SAMPLES)]
     contents[4], contents[17], contents[23] = CONTENTS["cut-short"](folders.read(4)), None, b"<html>" * 99
@@ -175,7 +174,7 @@ def test_broken_and_missing_images_are_named_and_replaced(
     assert quarantine.known[17].path == f"{path}#17"
 
 
-def test_a_damaged_row_group_is_broken_samples(tmp_path: Path, folders: ImageFolder) -> None:
+def test_a_damaged_row_group_is_broken_samples(tmp_path: Path, folders: LabeledFiles) -> None:
     from pyarrow.parquet import read_metadata
 
     images = Parquet.scan(packed_in_parquet(tmp_path, folders))
@@ -204,7 +203,7 @@ def test_a_file_that_changed_ends_the_run(images: Parquet, tmp_path: Path) -> No
 # Commands and jobs
 
 
-def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_and_exclude(tmp_path: Path, folders: LabeledFiles, capsys: pytest.CaptureFixture[str]) -> None:
     Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
     data, output = packed_in_parquet(tmp_path, folders), tmp_path / "broken.txt"
     images = Parquet.scan(data)

@@ -7,10 +7,9 @@ import pytest
 
 from raydali.commands.verify import Kind, Verify, main
 from raydali.data.sources.coco import Coco
-from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.image_folder import EXTENSIONS
-from raydali.data.sources.pointers import why_pointer
-from raydali.data.sources.unlabeled import unlabeled_files
+from raydali.data.sources.formats import labeled_images, unlabeled_files
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
+from raydali.data.sources.storage import why_pointer
 from raydali.errors import DataError, UsageError
 from raydali.train.weights.state_file import read_state
 from tests.support.broken import jpeg
@@ -27,7 +26,7 @@ OPENED: dict[str, Callable[[str], object]] = {
     "train.tfrecord": labeled_images,
     "train-images-idx3-ubyte": labeled_images,
     "list.csv": labeled_images,
-    "paths.csv": lambda path: unlabeled_files(path, None, EXTENSIONS),
+    "paths.csv": lambda path: unlabeled_files(path, None, IMAGE_EXTENSIONS),
     "boxes.json": lambda path: Coco.from_file(path, str(Path(path).parent)),
     "model.safetensors": lambda path: read_state(Path(path).read_bytes(), path),
     "model.pth": lambda path: read_state(Path(path).read_bytes(), path),

@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import fn
 
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.read_timing import PythonCpuTime, WaitTimer, reading, reading_seconds
+from raydali.data.sources.reading import PythonCpuTime, WaitTimer, reading, reading_seconds
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.data.tasks.pipeline import Inputs
@@ -18,7 +18,7 @@ from tests.support.pictures import encoded, files, one_batch, photograph
 
 def test_time_inside_another_cause_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("raydali.data.sources.read_timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("raydali.data.sources.reading.time.perf_counter", lambda: now[0])
     waits = WaitTimer()
     with waits.by(lambda seconds: {"cpu decode": seconds / 4, "python": seconds * 3 / 4}):
         now[0] += 1.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from raydali.data.sources import retry
+from raydali.data.sources import reading
 from raydali.run.folder import RunFolder
 from tests.support.object_stores import FlakyS3
 
@@ -69,7 +69,7 @@ def test_what_is_refused_or_missing_is_not_tried_again() -> None:
     ],
 )
 def test_errors_in_passing_are_told_from_others(text: str, again: bool) -> None:
-    assert retry.is_transient(OSError(text)) is again
+    assert reading.is_transient(OSError(text)) is again
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_errors_in_passing_are_told_from_others(text: str, again: bool) -> None:
     ],
 )
 def test_errors_of_disks_and_file_servers(error: Exception, again: bool) -> None:
-    assert retry.is_transient(error) is again
+    assert reading.is_transient(error) is again
 
 
 def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     warnings: list[str] = []
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-        retry.with_retry(fail, "a store", warnings.append)
-    assert 40 < sum(pauses) <= retry.SECONDS and max(pauses) <= retry.LONGEST_PAUSE
-    assert pauses[:4] == sorted(pauses[:4]) and pauses[0] <= retry.FIRST_PAUSE
+        reading.with_retry(fail, "a store", warnings.append)
+    assert 40 < sum(pauses) <= reading.SECONDS and max(pauses) <= reading.LONGEST_PAUSE
+    assert pauses[:4] == sorted(pauses[:4]) and pauses[0] <= reading.FIRST_PAUSE
     assert len(warnings) == 1 and len(pauses) < 12

@@ -9,8 +9,8 @@ import pytest
 from raydali.commands.prepare import Prepare
 from raydali.commands.prepare import main as prepare
 from raydali.commands.verify import Verify, main
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.video.clips import scan_videos
 from raydali.errors import DataError, UsageError
 from tests.support.broken import folder
@@ -32,7 +32,7 @@ def _warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = ImageFolder.scan(str(grow(tmp_path, TREE)))
+    index = LabeledFiles.scan(str(grow(tmp_path, TREE)))
     assert samples(index) == [(f"{tmp_path}/{path}", label) for path, label in SAMPLES]
     assert index.classes == ("a", "b", "c", "d")
     (warned,) = _warned(caplog)
@@ -40,27 +40,27 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_files_in_hidden_folders_need_no_other_format(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ImageFolder.scan(str(grow(tmp_path, ["a/1.jpg", "a/.ipynb_checkpoints/1.jpg"])))
+    LabeledFiles.scan(str(grow(tmp_path, ["a/1.jpg", "a/.ipynb_checkpoints/1.jpg"])))
     (warned,) = _warned(caplog)
     assert mentions(warned, "1 file a") and not mentions(warned, "JPEG")
 
 
 def test_a_sound_data_set_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not ImageFolder.scan(str(grow(tmp_path, [path for path, _ in SAMPLES] + EXPECTED))).skipped
+    assert not LabeledFiles.scan(str(grow(tmp_path, [path for path, _ in SAMPLES] + EXPECTED))).skipped
     assert not caplog.records
 
 
 def test_objects(s3: PutObjects, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     s3("stamps", {f"data/{path}": b"" for path in TREE})
-    local = ImageFolder.scan(str(grow(tmp_path, TREE)))
-    remote = ImageFolder.scan("s3://stamps/data")
+    local = LabeledFiles.scan(str(grow(tmp_path, TREE)))
+    remote = LabeledFiles.scan("s3://stamps/data")
     assert samples(remote) == samples(local.relocate("s3://stamps/data")) and remote.skipped == local.skipped
     assert [TOLD in message for message in _warned(caplog)] == [True, True]
 
 
 def test_none_that_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=mentioning(".jpg .webp 2 .heic")):
-        ImageFolder.scan(str(grow(tmp_path, ["a/1.HEIC", "b/1.heic"])))
+        LabeledFiles.scan(str(grow(tmp_path, ["a/1.HEIC", "b/1.heic"])))
 
 
 def test_pairs_and_videos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,4 +90,4 @@ def test_prepare_leaves_them_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     grow(tmp_path / "source", ["0/1.svg", "1/.hidden/1.jpg"])
     prepare(Prepare(source=source.root, target=str(tmp_path / "target"), workers=1))
     assert mentions(caplog.text, "2 1 .svg 0")
-    assert ImageFolder.scan(str(tmp_path / "target")).fingerprint == ImageFolder.scan(source.root).fingerprint
+    assert LabeledFiles.scan(str(tmp_path / "target")).fingerprint == LabeledFiles.scan(source.root).fingerprint

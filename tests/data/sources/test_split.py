@@ -8,7 +8,6 @@ import pytest
 
 from raydali.data.sources.file_list import FileList
 from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.image_folder import ImageFolder
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.sources.validation_set import split
 from raydali.errors import UsageError
@@ -30,7 +29,7 @@ def named(part: LabeledSource) -> list[tuple[str, str]]:
 
 
 def test_the_same_files_at_any_root(tmp_path: Path) -> None:
-    first, second = (ImageFolder.scan(str(grow(tmp_path / name, PETS))) for name in ("a", "b"))
+    first, second = (LabeledFiles.scan(str(grow(tmp_path / name, PETS))) for name in ("a", "b"))
     (train, val), (_, other) = split(first, 0.1), split(second, 0.1)
     assert names(val) == names(other) and val.fingerprint == other.fingerprint
     assert names(train) | names(val) == {*PETS} and len(train) + len(val) == len(PETS)
@@ -46,14 +45,14 @@ def test_which_files_they_are_never_changes() -> None:
 
 
 def test_more_files_do_not_move_others(tmp_path: Path) -> None:
-    before = split(ImageFolder.scan(str(grow(tmp_path, PETS))), 0.2)[1]
-    after = split(ImageFolder.scan(str(grow(tmp_path, [f"cat/more{i}.jpg" for i in range(40)]))), 0.2)[1]
+    before = split(LabeledFiles.scan(str(grow(tmp_path, PETS))), 0.2)[1]
+    after = split(LabeledFiles.scan(str(grow(tmp_path, [f"cat/more{i}.jpg" for i in range(40)]))), 0.2)[1]
     assert names(before) == {name for name in names(after) if "more" not in name}
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 0.999, 1 - 2**-53])
 def test_every_class_is_on_both_sides(fraction: float, tmp_path: Path) -> None:
-    source = ImageFolder.scan(str(grow(tmp_path, [f"{class_}/{i}.jpg" for class_ in "abc" for i in range(2)])))
+    source = LabeledFiles.scan(str(grow(tmp_path, [f"{class_}/{i}.jpg" for class_ in "abc" for i in range(2)])))
     train, val = split(source, fraction)
     assert train.labels.tolist() == val.labels.tolist() == [0, 1, 2]
 
@@ -82,10 +81,10 @@ def test_lines_of_one_file_stay_together(tmp_path: Path) -> None:
 def test_folders_of_strange_names(nasty: Path) -> None:
     with pytest.raises(UsageError, match=mentioning("'Zebra'")):
         train_and_val(str(nasty))
-    for class_ in ImageFolder.scan(str(nasty)).classes:
+    for class_ in LabeledFiles.scan(str(nasty)).classes:
         grow(nasty, [f"{class_}/more{i}.jpg" for i in range(2)])
     train, val = train_and_val(str(nasty))
-    assert sorted(named(train) + named(val)) == sorted(named(ImageFolder.scan(str(nasty))))
+    assert sorted(named(train) + named(val)) == sorted(named(LabeledFiles.scan(str(nasty))))
 
 
 def test_lists_and_shards_are_split_if_asked(tmp_path: Path) -> None:

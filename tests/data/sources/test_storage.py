@@ -10,7 +10,7 @@ import torch
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources import storage
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError
@@ -22,24 +22,24 @@ VALIDATION = ValidationImages(image_size=32, resize_size=40)
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def local(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     made = {str(i): encoded(photograph(("china", "flower")[i % 2], (60 + i, 90 - i))) for i in range(20)}
     return files(tmp_path_factory.mktemp("local"), **made)
 
 
 @pytest.fixture(params=["s3", "gs"])
-def remote(request: pytest.FixtureRequest, local: ImageFolder) -> ImageFolder:
+def remote(request: pytest.FixtureRequest, local: LabeledFiles) -> LabeledFiles:
     """The same files in an object store."""
     objects = {f"data{path.removeprefix(local.root)}": Path(path).read_bytes() for path in map(local.path, range(20))}
     if request.param == "gs":
         request.getfixturevalue("gcs").update(objects)
-        return ImageFolder.scan("gs://bucket/data")
+        return LabeledFiles.scan("gs://bucket/data")
     put: PutObjects = request.getfixturevalue("s3")
     put("bucket", objects)
-    return ImageFolder.scan("s3://bucket/data")
+    return LabeledFiles.scan("s3://bucket/data")
 
 
-def test_read_gives_the_files_bytes(local: ImageFolder, remote: ImageFolder) -> None:
+def test_read_gives_the_files_bytes(local: LabeledFiles, remote: LabeledFiles) -> None:
     contents = [Path(local.path(id)).read_bytes() for id in range(20)]
     assert [local.read(id) for id in range(20)] == contents
     assert [remote.read(id) for id in range(20)] == contents
@@ -50,7 +50,7 @@ def test_read_gives_the_files_bytes(local: ImageFolder, remote: ImageFolder) -> 
         assert [content.tobytes() for content in remote.files(ids)] == [contents[id] for id in ids]
 
 
-def test_a_process_opens_a_store_once_and_for_itself(remote: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_opens_a_store_once_and_for_itself(remote: LabeledFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = storage.file_system(remote.root)
     assert storage.file_system(remote.path(3)) is opened
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -58,7 +58,7 @@ def test_a_process_opens_a_store_once_and_for_itself(remote: ImageFolder, monkey
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_training_batches_are_the_local_ones(name: LoaderName, local: ImageFolder, remote: ImageFolder) -> None:
+def test_training_batches_are_the_local_ones(name: LoaderName, local: LabeledFiles, remote: LabeledFiles) -> None:
     stream = Stream(samples=20, epochs=3, batch_size=4, global_batch_size=8, seed=1)
     with make_loader(name, local, TRAIN, stream) as ours, make_loader(name, remote, TRAIN, stream) as theirs:
         batches = [*zip(ours, theirs, strict=True)]
@@ -70,7 +70,7 @@ def test_training_batches_are_the_local_ones(name: LoaderName, local: ImageFolde
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_validation_batches_are_the_local_ones(name: LoaderName, local: ImageFolder, remote: ImageFolder) -> None:
+def test_validation_batches_are_the_local_ones(name: LoaderName, local: LabeledFiles, remote: LabeledFiles) -> None:
     order = OrderedPass(samples=20, batch_size=8)
     with make_loader(name, local, VALIDATION, order) as ours, make_loader(name, remote, VALIDATION, order) as theirs:
         for _ in range(2):
@@ -80,7 +80,7 @@ def test_validation_batches_are_the_local_ones(name: LoaderName, local: ImageFol
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_a_vanished_object_is_named(name: LoaderName, remote: ImageFolder) -> None:
+def test_a_vanished_object_is_named(name: LoaderName, remote: LabeledFiles) -> None:
     gone = remote.relocate(f"{remote.root}/gone")
     with (
         make_loader(name, gone, VALIDATION, OrderedPass(samples=20, batch_size=8)) as loader,

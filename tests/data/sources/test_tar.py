@@ -15,9 +15,9 @@ import torch
 from raydali.data.loading.make import make_loader
 from raydali.data.sources import local_shards
 from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.patterns import find_files
-from raydali.data.sources.read_timing import reading_seconds
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.listing import find_files
+from raydali.data.sources.reading import reading_seconds
 from raydali.data.sources.tar import TarShards, holds_shards
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
@@ -102,7 +102,7 @@ def test_folders_and_shards_together(pack: Pack, tmp_path: Path) -> None:
         (tmp_path / "train" / class_ / "1.jpg").touch()
     pack("val/0.tar", {"dog/1.jpg": b""})
     train, val = train_and_val(str(tmp_path))
-    assert isinstance(train, ImageFolder) and val.labels.tolist() == [1] and val.classes == ("cat", "dog")
+    assert isinstance(train, LabeledFiles) and val.labels.tolist() == [1] and val.classes == ("cat", "dog")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -185,19 +185,19 @@ def test_a_shard_that_changed_or_vanished_is_named(shards: TarShards, tmp_path: 
 
 
 @pytest.fixture
-def folders(shards: TarShards, tmp_path: Path) -> ImageFolder:
+def folders(shards: TarShards, tmp_path: Path) -> LabeledFiles:
     """The same images in class folders; ids differ."""
     for id, label in enumerate(shards.labels.tolist()):
         path = tmp_path / "folders" / shards.classes[label] / f"{id:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(shards.read(id))
-    return ImageFolder.scan(str(tmp_path / "folders"))
+    return LabeledFiles.scan(str(tmp_path / "folders"))
 
 
-def test_pixels_are_those_of_class_folders(shards: TarShards, folders: ImageFolder) -> None:
+def test_pixels_are_those_of_class_folders(shards: TarShards, folders: LabeledFiles) -> None:
     order = OrderedPass(samples=30, batch_size=8)
 
-    def pixels(source: TarShards | ImageFolder) -> dict[str, tuple[torch.Tensor, int]]:
+    def pixels(source: TarShards | LabeledFiles) -> dict[str, tuple[torch.Tensor, int]]:
         found: dict[str, tuple[torch.Tensor, int]] = {}
         with make_loader("dali", source, VALIDATION, order) as loader:
             for batch in loader:

@@ -21,8 +21,7 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine, substitute
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
@@ -54,13 +53,13 @@ def pack(root: Path, source: LabeledSource, files: int = 3, split: str = "train"
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> ImageFolder:
+def folders(tmp_path: Path) -> LabeledFiles:
     """30 photographs of 3 classes."""
     return folder(tmp_path / "folders", SAMPLES, {})
 
 
 @pytest.fixture
-def records(tmp_path: Path, folders: ImageFolder) -> TFRecords:
+def records(tmp_path: Path, folders: LabeledFiles) -> TFRecords:
     return pack(tmp_path, folders)
 
 
@@ -79,7 +78,7 @@ def test_what_names_tfrecord_files(tmp_path: Path) -> None:
         assert not names_tfrecords(data), data
 
 
-def test_training_and_validation(tmp_path: Path, folders: ImageFolder) -> None:
+def test_training_and_validation(tmp_path: Path, folders: LabeledFiles) -> None:
     pack(tmp_path, folders)
     pack(tmp_path, folders.drop(range(20)), 1, "validation")
     train, val = train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
@@ -116,7 +115,7 @@ def pixels(
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_batches_are_those_of_class_folders(records: TFRecords, folders: ImageFolder, name: LoaderName) -> None:
+def test_batches_are_those_of_class_folders(records: TFRecords, folders: LabeledFiles, name: LoaderName) -> None:
     assert [records.read(id) for id in range(SAMPLES)] == [folders.read(id) for id in range(SAMPLES)]
     ours, theirs = pixels(records, name), pixels(folders, name)
     assert ours.keys() == theirs.keys() == {(epoch, id) for epoch in range(2) for id in range(SAMPLES)}
@@ -135,7 +134,7 @@ def test_every_image_once_across_a_resume_on_other_workers(records: TFRecords) -
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_a_broken_image_is_named_and_replaced(tmp_path: Path, folders: ImageFolder, name: LoaderName) -> None:
+def test_a_broken_image_is_named_and_replaced(tmp_path: Path, folders: LabeledFiles, name: LoaderName) -> None:
     for id, kind in ((4, "cut-short"), (17, "empty"), (23, "text")):
         Path(folders.path(id)).write_bytes(CONTENTS[kind](folders.read(id)))
     records = pack(tmp_path, folders)
@@ -164,7 +163,7 @@ def test_a_file_that_changed_ends_the_run(records: TFRecords, tmp_path: Path) ->
 # Commands and jobs
 
 
-def test_verify_and_exclude(tmp_path: Path, folders: ImageFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_and_exclude(tmp_path: Path, folders: LabeledFiles, capsys: pytest.CaptureFixture[str]) -> None:
     Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
     records = pack(tmp_path, folders)
     data, output = f"{tmp_path}/train-*-of-*", tmp_path / "broken.txt"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
@@ -29,13 +29,13 @@ VALIDATION = ValidationImages(image_size=96, resize_size=110)
 
 
 def by_dali(
-    pipeline: Images, source: ImageFolder, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
+    pipeline: Images, source: LabeledFiles, ids: Sequence[int] | None = None, epochs: int | Sequence[int] = 0
 ) -> Batch:
     images, labels = one_batch(pipeline, source, ids, epochs)
     return images, labels.numpy()
 
 
-def by_pillow(pipeline: Images, source: ImageFolder, epoch: int = 0) -> Batch:
+def by_pillow(pipeline: Images, source: LabeledFiles, epoch: int = 0) -> Batch:
     samples = [pipeline.sample(source, id, epoch) for id in range(len(source))]
     return torch.stack([image for image, _ in samples]), torch.stack([label for _, label in samples]).numpy()
 
@@ -60,7 +60,7 @@ SIZES = [None, (120, 160), (1000, 700), (37, 500), (96, 96), (50, 60), (110, 110
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     names = [(name, size) for name in ("china", "flower") for size in SIZES]
     return files(
         tmp_path_factory.mktemp("photographs"), **{f"{i}": encoded(photograph(*name)) for i, name in enumerate(names)}
@@ -70,7 +70,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("epoch", range(4))
 def test_train_pixels_are_torchvisions_on_the_same_crop(
-    photographs: ImageFolder, epoch: int, interpolation: Interpolation
+    photographs: LabeledFiles, epoch: int, interpolation: Interpolation
 ) -> None:
     pipeline = replace(TRAIN, interpolation=interpolation)
     images, labels = by_dali(pipeline, photographs, epochs=epoch)
@@ -86,7 +86,7 @@ def test_train_pixels_are_torchvisions_on_the_same_crop(
 )
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_validation_pixels_are_torchvisions(
-    photographs: ImageFolder, image_size: int, resize_size: int, interpolation: Interpolation
+    photographs: LabeledFiles, image_size: int, resize_size: int, interpolation: Interpolation
 ) -> None:
     pipeline = ValidationImages(image_size=image_size, resize_size=resize_size, interpolation=interpolation)
     images, labels = by_dali(pipeline, photographs)
@@ -171,7 +171,7 @@ def test_exif_orientation_is_applied(tmp_path: Path, pipeline: Images, kind: str
         assert torch.equal(by(pipeline, source)[0], by(pipeline, expected)[0])
 
 
-def test_pixels_depend_on_seed_epoch_and_id_alone(photographs: ImageFolder) -> None:
+def test_pixels_depend_on_seed_epoch_and_id_alone(photographs: LabeledFiles) -> None:
     together, _ = by_dali(TRAIN, photographs, ids=[4, 0, 1, 0], epochs=[2, 2, 2, 3])
     alone, _ = by_dali(TRAIN, photographs, ids=[0], epochs=[2])
     assert torch.equal(together[1], alone[0])
@@ -180,21 +180,21 @@ def test_pixels_depend_on_seed_epoch_and_id_alone(photographs: ImageFolder) -> N
     assert difference(other_seed, alone).mean() > 5
 
 
-def test_validation_knows_no_epoch(photographs: ImageFolder) -> None:
+def test_validation_knows_no_epoch(photographs: LabeledFiles) -> None:
     first, _ = by_dali(VALIDATION, photographs, epochs=0)
     later, _ = by_dali(VALIDATION, photographs, epochs=7)
     assert torch.equal(first, later)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-def test_flips_come_as_often_as_asked(photographs: ImageFolder, probability: float) -> None:
+def test_flips_come_as_often_as_asked(photographs: LabeledFiles, probability: float) -> None:
     pipeline = TrainImages(image_size=8, seed=0, flip_probability=probability)
     ids = np.arange(len(photographs)).repeat(300)
     _, _, flips, _ = pipeline.inputs(photographs, ids, np.arange(len(ids)) % 300)
     assert np.mean(flips) == pytest.approx(probability, abs=0.03 if probability == 0.3 else 0)
 
 
-def test_a_flip_mirrors_the_image(photographs: ImageFolder) -> None:
+def test_a_flip_mirrors_the_image(photographs: LabeledFiles) -> None:
     whole = TrainImages(image_size=96, seed=0, random_area=(1.0, 1.0), random_aspect=(0.1, 10.0))
     for by in (by_dali, by_pillow):
         plain, _ = by(replace(whole, flip_probability=0.0), photographs)
@@ -203,7 +203,7 @@ def test_a_flip_mirrors_the_image(photographs: ImageFolder) -> None:
         assert difference(flipped, plain).mean() > 5
 
 
-def test_images_are_augmented_by_their_plans(photographs: ImageFolder) -> None:
+def test_images_are_augmented_by_their_plans(photographs: LabeledFiles) -> None:
     augmented = replace(TRAIN, augmentation=Augmentation("trivial", erase=0.5))
     ids = np.arange(len(photographs))
     images, labels = by_dali(augmented, photographs, epochs=1)

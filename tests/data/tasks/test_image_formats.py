@@ -16,7 +16,7 @@ from PIL import Image
 from raydali.data.loading.loader import LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Order, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pillow import decoded
@@ -37,7 +37,7 @@ def giving(known: Quarantine, _: Order) -> Quarantine:
     return known
 
 
-def used(source: ImageFolder, name: LoaderName, world_size: int = 1) -> tuple[dict[int, int], Quarantine]:
+def used(source: LabeledFiles, name: LoaderName, world_size: int = 1) -> tuple[dict[int, int], Quarantine]:
     """By id, what was read in its place or -1, on all ranks of a run; and what the last of them knows."""
     found: dict[int, int] = {}
     for rank in range(world_size):
@@ -51,11 +51,11 @@ def used(source: ImageFolder, name: LoaderName, world_size: int = 1) -> tuple[di
     return found, quarantine
 
 
-def replaced(source: ImageFolder, name: LoaderName, world_size: int = 1) -> set[int]:
+def replaced(source: LabeledFiles, name: LoaderName, world_size: int = 1) -> set[int]:
     return {id for id, other in used(source, name, world_size)[0].items() if other >= 0}
 
 
-def written(source: ImageFolder, contents: dict[int, bytes]) -> ImageFolder:
+def written(source: LabeledFiles, contents: dict[int, bytes]) -> LabeledFiles:
     for id, content in contents.items():
         Path(source.path(id)).write_bytes(content)
     return source

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.loading.loader import Batch, LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.image_folder import ImageFolder
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 from raydali.data.tasks.image_sizes import ImageSizes, validation_size
@@ -71,13 +71,13 @@ def test_bad_sizes_are_named(given: int | str, message: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     made = {str(i): encoded(photograph(("china", "flower")[i % 2], (60 + i, 90 - i))) for i in range(10)}
     return files(tmp_path_factory.mktemp("images"), **made)
 
 
 def loaded(
-    name: LoaderName, pipeline: TrainImages, source: ImageFolder, **options: Unpack[LoaderOptions]
+    name: LoaderName, pipeline: TrainImages, source: LabeledFiles, **options: Unpack[LoaderOptions]
 ) -> dict[int, Batch]:
     """The batches by the number of the micro-batch."""
     with make_loader(name, source, pipeline, STREAM, **options) as loader:
@@ -85,7 +85,7 @@ def loaded(
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
-def test_each_step_has_the_pixels_of_its_epochs_size(name: LoaderName, source: ImageFolder) -> None:
+def test_each_step_has_the_pixels_of_its_epochs_size(name: LoaderName, source: LabeledFiles) -> None:
     """They are those of a run whose images always have this size, on one rank or on three, and after a resume."""
     grown = loaded(name, GROWING, source)
     assert {number: batch["images"].shape[-1] for number, batch in grown.items()} == {
@@ -106,7 +106,7 @@ def test_each_step_has_the_pixels_of_its_epochs_size(name: LoaderName, source: I
             assert torch.equal(batch["images"], grown[number]["images"])
 
 
-def test_resident_batches_have_the_epochs_size(source: ImageFolder) -> None:
+def test_resident_batches_have_the_epochs_size(source: LabeledFiles) -> None:
     with make_loader("synthetic", source, GROWING, STREAM) as loader:
         assert [loader.resident_batch(2, epoch)["images"].shape for epoch in range(4)] == [
             (2, 3, size, size) for size in (32, 64, 96, 96)

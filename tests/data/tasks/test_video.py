@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.loading.make import make_video_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.retry import Patience
+from raydali.data.sources.reading import Patience
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips

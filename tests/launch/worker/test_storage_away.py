@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data.sources import retry
+from raydali.data.sources import reading
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
 from raydali.launch.worker.ray_session import worker_error
@@ -64,7 +64,7 @@ def test_checkpoints_are_read_after_the_file_server_recovers(saved: tuple[RunFol
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk that can be written to, unlike the failing one."""
-    monkeypatch.setattr(retry, "SECONDS", 0.5)
+    monkeypatch.setattr(reading, "SECONDS", 0.5)
     folder, read = folder_of(tmp_path), RunFolder.read
     save(folder, 5, 10)
 
@@ -91,7 +91,7 @@ def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
     disk.fail(errno.ESTALE, seconds=0.8)
     with folder.must_answer():
         assert folder.rows("epochs.jsonl") == []
-    monkeypatch.setattr(retry, "SECONDS", 0.5)
+    monkeypatch.setattr(reading, "SECONDS", 0.5)
     disk.fail(errno.ESTALE)
     with pytest.raises(StorageAway, match="Stale file handle"), folder.must_answer():
         folder.rows("epochs.jsonl")
@@ -101,7 +101,7 @@ def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
 
 
 def newest_of(folder: RunFolder) -> str:
-    retry.SECONDS = 0.5
+    reading.SECONDS = 0.5
     try:
         return str(LocalSession(folder).latest())
     except StorageAway as away:

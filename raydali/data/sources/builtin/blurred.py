@@ -6,7 +6,9 @@ danielbuechele and flower.jpg by vultilion, both on Flickr.
 
 from pathlib import Path
 
-from raydali.data.sources.builtin.cache import built_in_folder
+import numpy as np
+
+from raydali.data.sources.cache import built_in_folder
 from raydali.extras import require_extra
 
 SIDE = 64
@@ -31,7 +33,6 @@ def blurred_folder() -> str:
 
 def _write(folder: Path) -> None:
     require_extra("demo", "sklearn", "the built-in photographs")
-    import numpy as np
     from PIL import Image, ImageFilter
     from sklearn.datasets import load_sample_images
 

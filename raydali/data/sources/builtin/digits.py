@@ -7,7 +7,9 @@ from 0 to 16, and labels; is_val marks the 360 for validation, a stratified spli
 
 from pathlib import Path
 
-from raydali.data.sources.builtin.cache import built_in_folder
+import numpy as np
+
+from raydali.data.sources.cache import built_in_folder
 
 
 def digits_folder() -> str:
@@ -22,7 +24,6 @@ def digits_folder() -> str:
 
 
 def _write(folder: Path) -> None:
-    import numpy as np
     from PIL import Image
 
     with np.load(Path(__file__).with_name("digits.npz")) as digits:

@@ -4,15 +4,14 @@ No single frame shows the direction, so a network must use several to learn it.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raydali.data.sources.builtin.cache import built_in_folder
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from raydali.data.sources.cache import built_in_folder
 from raydali.extras import require_extra
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.random import Generator
-    from numpy.typing import NDArray
 
 FRAMES = 16
 SIDE = 64
@@ -36,8 +35,6 @@ def moving_discs_folder() -> str:
 
 def _write(folder: Path) -> None:
     require_extra("video", "av", "videos")
-    import numpy as np
-
     for split, (name, videos) in enumerate(_VIDEOS.items()):
         for label, (direction, (y, x)) in enumerate(DIRECTIONS.items()):
             below = folder / name / direction
@@ -46,10 +43,8 @@ def _write(folder: Path) -> None:
                 _encode(below / f"{i:03}.avi", _frames(np.random.default_rng([split, label, i]), y, x))
 
 
-def _frames(random: "Generator", y: int, x: int) -> "NDArray[np.uint8]":
+def _frames(random: Generator, y: int, x: int) -> NDArray[np.uint8]:
     """Draw a bright disc on a dark background, (FRAMES, SIDE, SIDE, 3)."""
-    import numpy as np
-
     dark, bright = random.integers(0, 100, 3), random.integers(140, 256, 3)
     radius, speed = random.uniform(*_RADII), random.uniform(*_SPEEDS)
     middle = random.uniform(20, SIDE - 20, 2)
@@ -63,7 +58,7 @@ def _frames(random: "Generator", y: int, x: int) -> "NDArray[np.uint8]":
     return frames
 
 
-def _encode(path: Path, frames: "NDArray[np.uint8]") -> None:
+def _encode(path: Path, frames: NDArray[np.uint8]) -> None:
     import av
 
     with av.open(str(path), "w") as container:

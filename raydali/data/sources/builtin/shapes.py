@@ -5,12 +5,12 @@ Colours are random, so that only the shape shows the class.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raydali.data.sources.builtin.cache import built_in_folder
+import numpy as np
+from numpy.random import Generator
 
-if TYPE_CHECKING:
-    from numpy.random import Generator
+from raydali.data.sources.cache import built_in_folder
 
 CLASSES = "disc", "rectangle", "triangle"
 _IMAGES = {"train": 300, "val": 60}
@@ -34,8 +34,6 @@ def shapes_folder() -> str:
 
 
 def _write(folder: Path) -> None:
-    import numpy as np
-
     (folder / "annotations").mkdir(parents=True)
     categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
     for split, (name, count) in enumerate(_IMAGES.items()):
@@ -56,9 +54,8 @@ def _write(folder: Path) -> None:
         (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(content))
 
 
-def _draw(random: "Generator") -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]]:
+def _draw(random: Generator) -> tuple[Any, list[tuple[int, tuple[int, int, int, int]]]]:
     """Draw an image; returns it with category and box (left, top, right, bottom) of each shape."""
-    import numpy as np
     from PIL import Image, ImageDraw
 
     height, width = random.integers(_SIDES[0], _SIDES[1] + 1, 2).tolist()

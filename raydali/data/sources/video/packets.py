@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.pointers import why_pointer
+from raydali.data.sources.storage import why_pointer
 
 if TYPE_CHECKING:
     import av

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import Files, digest
-from raydali.data.sources.patterns import folder_entries
+from raydali.data.sources.listing import folder_entries
 from raydali.data.sources.video.packets import VideoInfo, read_video_info
 from raydali.extras import require_extra
 

@@ -12,8 +12,7 @@ from sklearn.model_selection import train_test_split
 
 from raydali.data.sources.builtin import digits
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.image_folder import ImageFolder
-from raydali.data.sources.labeled import check_classes
+from raydali.data.sources.labeled import LabeledFiles, check_classes
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_split_is_whole_disjoint_and_stratified(folder: Path) -> None:
-    train, val = (ImageFolder.scan(str(folder / split)) for split in ("train", "val"))
+    train, val = (LabeledFiles.scan(str(folder / split)) for split in ("train", "val"))
     check_classes(train, val)
     assert train.classes == tuple("0123456789") and (len(train), len(val)) == (1437, 360)
     names = [Path(index.path(id)).name for index in (train, val) for id in range(len(index))]

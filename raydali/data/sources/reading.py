@@ -1,4 +1,7 @@
-"""Repeats calls to a storage that does not answer, for data, checkpoints and a run's folder."""
+"""Reading files: timers of what a loader waits for, and calls to a storage that are repeated while it does not answer.
+
+Checkpoints and a run's folder repeat their calls in the same way.
+"""
 
 import errno
 import logging
@@ -9,12 +12,15 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
+Cause = Literal["storage", "python", "cpu decode", "gpu decode"]
+"""Causes of a loader's waits: reading files; Python; decoding and further processing of pixels, on either device."""
 SECONDS = 60.0
 """How long a call is repeated after its first failure."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
@@ -35,6 +41,79 @@ STORAGE_ERRNOS = {
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class WaitTimer:
+    """Seconds that each cause blocked the consumer of batches; for one thread.
+
+    A nested cause is not counted in the outer one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[Cause, float] = {}
+        self._inner = [0.0]
+
+    @contextmanager
+    def by(self, split: Callable[[float], dict[Cause, float]]) -> Iterator[None]:
+        """Attribute the time of the `with` block, without nested ones, to causes as `split` divides its seconds."""
+        began = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - began
+            for cause, seconds in split(max(0.0, whole - self._inner.pop())).items():
+                self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
+            self._inner[-1] += whole
+
+    def on(self, cause: Cause) -> AbstractContextManager[None]:
+        """Attribute the time of the `with` block to one cause."""
+        return self.by(lambda seconds: {cause: seconds})
+
+
+class PythonCpuTime:
+    """CPU time of the pipeline's Python in all threads, in which the training thread could run no Python.
+
+    Attributes:
+        seconds: CPU seconds in total; waiting for a file or for the interpreter does not count.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the CPU time of this thread in the `with` block."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            seconds = time.thread_time() - began
+            with self._lock:
+                self.seconds += seconds
+
+
+class _Reading(threading.local):
+    seconds = 0.0
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Count the time of the `with` block as reading files."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _reading.seconds += time.perf_counter() - began
+
+
+def reading_seconds() -> float:
+    """Total seconds of this thread in `reading`."""
+    return _reading.seconds
 
 
 def is_transient(error: BaseException) -> bool:
