@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
-from raydali.data.tasks.classification import Images, TrainImages
+from raydali.data.tasks.classification import TrainImages
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.settings import DecoderSettings
 
 if TYPE_CHECKING:
     import torch
@@ -167,11 +168,9 @@ class ResizedImages(Pipeline[LabeledFiles]):
         """Read and decode images, and resize them with antialiasing."""
         from nvidia.dali import fn
 
-        from raydali.data.tasks.dali_ops import decoder_options
-
         files, labels = inputs
         contents = fn.io.file.read(files) if source.dali_reads else files
-        images = fn.decoders.image(contents, **decoder_options(device, Images.hw_decoder_load))
+        images = fn.decoders.image(contents, **DecoderSettings(largest_image=(0, 0)).decoder_options(device))
         images = fn.resize(images, size=(self.image_size, self.image_size))
         return images, labels.gpu() if device == "gpu" else labels
 

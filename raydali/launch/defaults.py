@@ -25,7 +25,7 @@ from raydali.data.sources.source import Source
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window
 from raydali.data.stream.read_together import ReadTogether
 from raydali.data.stream.stream import Stream
-from raydali.data.tasks.image_sizes import validation_size
+from raydali.data.tasks.classification import validation_size
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.extras import default_loader
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision

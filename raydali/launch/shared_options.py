@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.data.augment.augmentation import Augmentation, WarpFilter
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.tasks.image_sizes import ImageSizes
+from raydali.data.tasks.classification import ImageSizes
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError

@@ -255,7 +255,7 @@ class DaliLoader(Loader):
                 shapes = self._screening.shapes(read)
                 if shapes is not None:
                     unfit = self.pipeline.unfit(shapes, inputs[self.pipeline.image_files :])
-                    if not (unfit.any() and self.quarantine.examine(read.ids[unfit])):
+                    if not (unfit.any() and self.quarantine.examine(read.ids[unfit], again=True)):
                         break
             contents, prepared = None, self._prefetcher.again(micro_batch)
             if not len(prepared.micro_batch.ids):

@@ -90,9 +90,3 @@ def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
     scale, corner = size / small, corners(small, side)
     in_original = (boxes - np.tile(corner[::-1], 2)) * np.tile(scale[::-1], 2)
     return in_original.clip(0, np.tile(size[::-1], 2)).astype(np.float32)
-
-
-def differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
-    """Return which images (N,) have another size than in their annotations, so that their boxes are invalid."""
-    other: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)
-    return other

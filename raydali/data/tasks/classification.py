@@ -9,10 +9,11 @@ differ from Pillow's by rounding, at most 2 of 255. The same is true on a GPU, e
 window is scaled down: at the border DALI's filter repeats pixels, and Pillow's filter is cut off.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,29 +22,27 @@ from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks import crops
-from raydali.data.tasks.crops import CROP_UNIFORMS, Range, crop_windows, draw_crops
-from raydali.data.tasks.image_sizes import ImageSizes
+from raydali.data.tasks.crops import CROP_UNIFORMS, crop_windows, draw_crops
 from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
-from raydali.data.tasks.settings import (
-    SquareImages,
-    default_resize_size,
-    require_crops,
-    require_draws,
-    require_resize,
-)
+from raydali.data.tasks.settings import DecoderSettings, RandomCrops, ResizedImages, SquareImages
+from raydali.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
     from nvidia.dali.data_node import DataNode
     from PIL import Image
 
+SIZE_STEP = 32
+"""Sizes between the first and the last one are multiples of it, in pixels."""
+_SIZES = re.compile(r"(\d+):(\d+)@(\d+)-(\d+)")
+
 Ids = NDArray[np.int64]
 Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[LabeledSource], SquareImages):
-    """The settings that training and validation images share; see also `SquareImages`.
+class Images(Pipeline[LabeledSource], DecoderSettings, SquareImages):
+    """The settings that training and validation images share; see also `DecoderSettings` and `SquareImages`.
 
     Args:
         interpolation: the filter that resizes images.
@@ -59,37 +58,27 @@ class Images(Pipeline[LabeledSource], SquareImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainImages(Images):
+class TrainImages(RandomCrops, Images):
     """A random resized crop, a random flip and an augmentation, which depend on (seed, epoch, id) only.
 
-    Their distribution is that of torchvision.
+    Their distribution is that of torchvision. See also `RandomCrops`; the flip is horizontal.
 
     Args:
-        seed: seed of the random numbers, 0 or more.
-        random_area: bounds of the crop's share of the image's area.
-        random_aspect: bounds of the crop's width / height.
-        flip_probability: probability of a horizontal flip.
         augmentation: the policy that augments the resized images, and random erasing.
         image_sizes: the size of images in each epoch; None: it is image_size.
     """
 
-    seed: int
-    random_area: Range = (0.08, 1.0)
-    random_aspect: Range = (3 / 4, 4 / 3)
-    flip_probability: float = 0.5
     augmentation: Augmentation = NO_AUGMENTATION
-    image_sizes: ImageSizes | None = None
-
-    def __post_init__(self) -> None:
-        """Check that values are in their ranges."""
-        super().__post_init__()
-        require_draws(self.seed, flip_probability=self.flip_probability)
-        require_crops(self.random_area, self.random_aspect)
+    image_sizes: "ImageSizes | None" = None
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of images and labels, and before `finish` of the augmentation's plans (N, rows, 8) float32."""
-        return (*super().outputs, "plans") if self.augmentation else super().outputs
+        return ("images", "labels", "plans") if self._augments else ("images", "labels")
+
+    @cached_property
+    def _augments(self) -> bool:
+        return bool(self.augmentation)
 
     def in_epoch(self, epoch: int) -> Self:
         """Return the pipeline with the image size of the epoch."""
@@ -102,7 +91,7 @@ class TrainImages(Images):
 
     def plans(self, ids: Ids, epochs: Ids) -> Inputs:
         """Return the plans (N, rows, 8) of the augmentation, if there is one."""
-        return (self.augmentation.draw(self.seed, epochs, ids, self.image_size),) if self.augmentation else ()
+        return (self.augmentation.draw(self.seed, epochs, ids, self.image_size),) if self._augments else ()
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Return images and labels after the augmentation."""
@@ -180,29 +169,12 @@ class TrainImages(Images):
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
-        flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
-        return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), flips
+        return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), self.flips(numbers[:, -1])
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationImages(Images):
-    """The centre of the image after its shorter side is resized: torchvision's Resize and CenterCrop.
-
-    Args:
-        resize_size: length of the resized shorter side, at least image_size. None: 8/7 of image_size, like 256 for 224.
-    """
-
-    resize_size: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check that values are in their ranges."""
-        super().__post_init__()
-        require_resize(self.shorter_side, self.image_size)
-
-    @property
-    def shorter_side(self) -> int:
-        """The length of the resized shorter side, in pixels."""
-        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
+class ValidationImages(ResizedImages, Images):
+    """The centre of the image after its shorter side is resized: torchvision's Resize and CenterCrop."""
 
     def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
         """Return files and labels (N,) int64; nothing is random."""
@@ -216,8 +188,7 @@ class ValidationImages(Images):
         if device == "cpu":
             return inputs
         (originals,) = shapes
-        resized = self.shorter_side * originals // originals.min(1, keepdims=True)
-        starts = np.rint((resized - self.image_size) / 2)
+        resized, starts = crops.centre(originals, self.shorter_side, self.image_size)
         scale = originals / resized
         return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
 
@@ -239,24 +210,18 @@ class ValidationImages(Images):
         """Return the same crops of decoded images of one size, and labels."""
         import torch
 
-        height, width = (self.shorter_side * length // min(images.shape[2:]) for length in images.shape[2:])
-        whole = torch.tensor([images.shape[2:]])
-        images = crops.resized_windows(
-            images, torch.zeros_like(whole), whole, (height, width), self.interpolation, centre=self.image_size
-        )
+        whole, side = np.array([images.shape[2:]]), self.image_size
+        ((height, width),) = crops.centre(whole, self.shorter_side, side)[0].tolist()
+        windows = torch.zeros(1, 2), torch.from_numpy(whole)
+        images = crops.resized_windows(images, *windows, (height, width), self.interpolation, centre=side)
         return images, *inputs
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""
-        from torchvision.transforms.v2 import functional as F
-
         from raydali.data.tasks.pillow import decoded
 
-        image, shorter = decoded(source.read(id)), self.shorter_side
-        if crops.is_thin(image.height, image.width, shorter):
-            return _tensors(crops.pillow_centre(image, shorter, self.image_size, self.interpolation), source, id)
-        resized = F.resize(image, [shorter], interpolation=F.InterpolationMode(self.interpolation))
-        return _tensors(F.center_crop(resized, [self.image_size]), source, id)
+        image = decoded(source.read(id))
+        return _tensors(crops.pillow_centre(image, self.shorter_side, self.image_size, self.interpolation), source, id)
 
 
 def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["torch.Tensor", ...]:
@@ -264,3 +229,72 @@ def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["tor
     from torchvision.transforms.v2 import functional as F
 
     return F.pil_to_tensor(image), torch.tensor(source.labels[id])
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """The height and width of training images, in pixels, in each epoch (progressive resizing).
+
+        size
+        192                          ______     --image-size 160:192@65-76: epochs 0 to 65 train on the first size,
+        160   ______________________/           epochs from 76 on, on the last one; between them it grows linearly,
+              epoch 0              65    76     in steps of SIZE_STEP
+
+    The schedule is FFCV's: github.com/libffcv/ffcv-imagenet, train_imagenet.py, `get_resolution`.
+
+    Args:
+        first, last: the sizes up to epoch `begin`, and from epoch `end` on.
+        begin, end: the epochs between which the size changes.
+
+    Raises:
+        UsageError: a size is below 1, or the ramp does not begin before its end.
+    """
+
+    first: int
+    last: int
+    begin: int = 0
+    end: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.first, self.last) < 1:
+            raise UsageError(f"--image-size must be at least 1, not {min(self.first, self.last)}")
+        if self.begin >= self.end:
+            raise UsageError(
+                f"--image-size {self.first}:{self.last}@{self.begin}-{self.end} must begin before its end: "
+                f"try {self.first}:{self.last}@{self.begin}-{self.begin + 1}"
+            )
+
+    @classmethod
+    def parse(cls, given: int | str) -> "ImageSizes":
+        """Return the sizes that `--image-size` gives: one, or FIRST:LAST@EPOCH-EPOCH.
+
+        Raises:
+            UsageError: it gives neither.
+        """
+        if isinstance(given, int):
+            return cls(given, given)
+        if (form := _SIZES.fullmatch(given)) is None:
+            raise UsageError(
+                f"--image-size {given} is neither a size such as 224, nor FIRST:LAST@EPOCH-EPOCH such as 160:192@65-76"
+            )
+        return cls(*map(int, form.groups()))
+
+    def at(self, epoch: int) -> int:
+        """Return the size of the epoch, counted from 0, in pixels."""
+        if epoch <= self.begin:
+            return self.first
+        if epoch >= self.end:
+            return self.last
+        between = np.interp(epoch, [self.begin, self.end], [self.first, self.last])
+        smallest, largest = sorted((self.first, self.last))
+        return int(np.clip(np.round(between / SIZE_STEP) * SIZE_STEP, smallest, largest))
+
+    def all(self, epochs: int) -> list[int]:
+        """Return the different sizes of a run of so many epochs, in their order."""
+        return [*dict.fromkeys(self.at(epoch) for epoch in range(epochs))]
+
+
+def validation_size(settings: Mapping[str, Any]) -> int | None:
+    """Return the size of a run's validation images, in pixels; None if its settings have no image size."""
+    given, sizes = settings.get("val_image_size"), settings.get("image_size")
+    return given or (None if sizes is None else ImageSizes.parse(sizes).last)

@@ -8,21 +8,21 @@ shape, the windows have the distribution of `torchvision.transforms.v2.RandomRes
 
     resize, resize_and_crop    one image, on the CPU, by torch's kernel for 8 bits, inside a DALI graph (dali_ops.py)
     resized_windows            a batch of images of one size, on any device
-    pillow_centre              one image, by Pillow, where a whole resized image would be too large
+    pillow_centre              one image, by Pillow
 
 Their results are those of Pillow and torchvision (antialiased) to within 1 of 255, rarely 2, and if bicubic in a few of
 100,000 pixels more. torch's kernel takes half the time of DALI's own on the CPU, which also differs from Pillow at the
 border. The driver imports this file: torch is imported where it is used.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.tasks.pipeline import Interpolation
+from raydali.data.tasks.settings import Range
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
-Range = tuple[float, float]
 
 ATTEMPTS = 10
 CROP_UNIFORMS = 2 * ATTEMPTS + 2
@@ -94,54 +93,49 @@ def resize(image: Pixels, size: Sequence[float] | NDArray[Any], mode: Interpolat
     return resized[0].permute(1, 2, 0).numpy()
 
 
+def centre(shapes: Integers, shorter: int, side: int) -> tuple[Integers, Integers]:
+    """Return where the centre of images lies that are resized by their shorter side.
+
+    Args:
+        shapes: heights and widths (..., 2) of the images.
+        shorter: length of the resized shorter side, in pixels.
+        side: height and width of the centre.
+
+    Returns:
+        Heights and widths of the whole resized images, and the first row and column of the centre in them, (..., 2).
+    """
+    resized = shorter * shapes // shapes.min(-1, keepdims=True)
+    return resized, np.rint((resized - side) / 2).astype(np.int64)
+
+
 def resize_and_crop(image: Pixels, shorter: int, side: int, mode: Interpolation) -> Pixels:
     """Return the centre (side, side, 3) of an image resized to this shorter side: Resize and CenterCrop."""
-    if is_thin(image.shape[0], image.shape[1], shorter):
+    if _is_thin(image.shape[:2], shorter):
         from PIL import Image
 
         return np.asarray(pillow_centre(Image.fromarray(image), shorter, side, mode))
-    shape = np.array(image.shape[:2])
-    height, width = (shorter * shape // shape.min()).tolist()
-    top, left = np.rint((np.array([height, width]) - side) / 2).astype(int).tolist()
-    return resize(image, (height, width), mode)[top : top + side, left : left + side]
-
-
-def on_threads(function: Callable[..., Pixels]) -> Callable[..., list[Pixels]]:
-    """Return a function that calls this one for each sample of a batch, on as many threads as torch has."""
-    import torch
-
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads)
-
-    def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[Pixels]:
-        samples = [*zip(*inputs, strict=True)]
-        done: list[Any] = [None] * len(samples)
-
-        def part(first: int) -> None:
-            for i in range(first, len(samples), threads):
-                done[i] = np.ascontiguousarray(function(*samples[i]))
-
-        for future in [pool.submit(part, first) for first in range(threads)]:
-            future.result()
-        return done
-
-    return whole_batch
-
-
-def is_thin(height: int, width: int, shorter: int) -> bool:
-    """Return whether an image resized to this shorter side has too many pixels to be computed as a whole."""
-    return shorter * shorter * max(height, width) > MAX_RESIZED * min(height, width)
+    resized, (top, left) = centre(np.array(image.shape[:2]), shorter, side)
+    return resize(image, resized, mode)[top : top + side, left : left + side]
 
 
 def pillow_centre(image: "Image.Image", shorter: int, side: int, mode: Interpolation) -> "Image.Image":
-    """Return the centre (side, side) of an image resized to this shorter side; the rest is not computed."""
+    """Return the same by Pillow and torchvision; of a thin image only the centre is computed."""
     from PIL import Image
+    from torchvision.transforms.v2 import functional as F
 
-    wide, high = (shorter * length // min(image.size) for length in image.size)
-    left, top = round((wide - side) / 2), round((high - side) / 2)
-    x, y = image.width / wide, image.height / high
-    box = (left * x, top * y, (left + side) * x, (top + side) * y)
+    if not _is_thin(image.size, shorter):
+        resized = F.resize(image, [shorter], interpolation=F.InterpolationMode(mode))
+        cropped: Image.Image = F.center_crop(resized, [side])
+        return cropped
+    whole, start = centre(np.array(image.size), shorter, side)
+    scale = np.array(image.size) / whole
+    box = (*(start * scale).tolist(), *((start + side) * scale).tolist())
     return image.resize((side, side), Image.Resampling[mode.upper()], box)
+
+
+def _is_thin(shape: tuple[int, ...], shorter: int) -> bool:
+    """Return whether an image resized to this shorter side has too many pixels to be computed as a whole."""
+    return shorter * shorter * max(shape) > MAX_RESIZED * min(shape)
 
 
 def resized_windows(

@@ -1,11 +1,12 @@
-"""Common parts of DALI graphs: external inputs, options of decoders, Python functions and the time that they take.
+"""Common parts of DALI graphs: external inputs, Python functions and the time that they take.
 
 Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
@@ -19,8 +20,7 @@ from nvidia.dali import fn
 from nvidia.dali.pipeline import do_not_convert
 
 from raydali.data.sources.reading import PythonCpuTime
-from raydali.data.tasks.crops import on_threads
-from raydali.data.tasks.pipeline import Device, Interpolation
+from raydali.data.tasks.pipeline import Interpolation
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
@@ -60,18 +60,6 @@ def external_inputs(feed: Feed, num_inputs: int, *, gpu_inputs: int, device: tor
     ]
 
 
-def decoder_options(device: Device, hw_decoder_load: float, largest_image: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Return keyword arguments of DALI's image decoders; see `settings.DecoderSettings` for the last two arguments."""
-    if device == "cpu":
-        return {"device": "cpu"}
-    return {
-        "device": "mixed",
-        "hw_decoder_load": hw_decoder_load,
-        "preallocate_height_hint": largest_image[0],
-        "preallocate_width_hint": largest_image[1],
-    }
-
-
 @contextmanager
 def conditionals_hint() -> Iterator[None]:
     """Add the name of raydali's setting to DALI's error about an `if` in a graph."""
@@ -86,7 +74,21 @@ def conditionals_hint() -> Iterator[None]:
 @do_not_convert  # type: ignore[untyped-decorator]
 def each_image(function: Callable[..., NDArray[np.uint8]], images: "DataNode", *others: "DataNode") -> "DataNode":
     """Return a DALI node of function(image, *others) of each sample, on as many threads as torch has."""
-    whole_batch = on_threads(function)
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads)
+
+    def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[NDArray[np.uint8]]:
+        samples = [*zip(*inputs, strict=True)]
+        done: list[Any] = [None] * len(samples)
+
+        def part(first: int) -> None:
+            for i in range(first, len(samples), threads):
+                done[i] = np.ascontiguousarray(function(*samples[i]))
+
+        for future in [pool.submit(part, first) for first in range(threads)]:
+            future.result()
+        return done
+
     return fn.python_function(images, *others, function=whole_batch, batch_processing=True, output_layouts="HWC")
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.boxes import Integers, corners, differs, fitted, moved, padded
-from raydali.data.tasks.crops import CROP_UNIFORMS, Range, crop_windows, draw_crops, resize
+from raydali.data.tasks.boxes import Integers, corners, fitted, moved, padded
+from raydali.data.tasks.crops import CROP_UNIFORMS, crop_windows, draw_crops, resize
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import SquareImages, require, require_crops, require_draws
+from raydali.data.tasks.settings import DecoderSettings, RandomCrops, Range, SquareImages, require, require_share
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ FILL = 124, 116, 104
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Pipeline[Coco], SquareImages):
-    """The settings that training and validation images share; see `SquareImages`."""
+class Images(Pipeline[Coco], DecoderSettings, SquareImages):
+    """The settings that training and validation images share; see `DecoderSettings` and `SquareImages`."""
 
     image_files: ClassVar[int] = 1
 
@@ -61,18 +61,15 @@ class Images(Pipeline[Coco], SquareImages):
         return fn.flip(images, horizontal=flips), *(other.gpu() for other in others)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which images (N,) have another size than in their annotations."""
-        return differs(np.asarray(inputs[0]), shapes[0])
+        """Return which images (N,) have another size than in their annotations, so that their boxes are invalid."""
+        return _differs(np.asarray(inputs[0]), shapes[0])
 
-    def windows(
-        self, starts: Integers, sizes: Integers, flips: NDArray[np.int32], refused: NDArray[np.bool_], device: Device
-    ) -> Inputs:
+    def windows(self, starts: Integers, sizes: Integers, flips: NDArray[np.int32], device: Device) -> Inputs:
         """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
 
-        For GPUs also return the fitted sizes, and the start of the square in them, (N, 2) each. The windows of samples
-        that are `refused` (N,) are outside their images: decoders raise an error, and `sample` gives the reason.
+        For GPUs also return the fitted sizes, and the start of the square in them, (N, 2) each.
         """
-        placed = np.where(refused[:, None], -1, starts).astype(np.int32), sizes.astype(np.int32), flips
+        placed = starts.astype(np.int32), sizes.astype(np.int32), flips
         if device == "cpu":
             return placed
         small = fitted(sizes, self.image_size)
@@ -80,34 +77,27 @@ class Images(Pipeline[Coco], SquareImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainImages(Images):
-    """A random crop and a random flip, which depend on (seed, epoch, id) only.
+class TrainImages(RandomCrops, Images):
+    """A random crop and a random horizontal flip, which depend on (seed, epoch, id) only; see also `RandomCrops`.
 
-    The window is drawn as in classification (random_crops.py). A box is kept if its centre is in the window, as in SSD
-    (Liu et al., ECCV 2016), and clipped to the window's border. Crowds are omitted.
+    The window is drawn as in classification. A box is kept if its centre is in the window, as in SSD (Liu et al., ECCV
+    2016), and clipped to the window's border. Crowds are omitted.
 
     Args:
-        seed: seed of the random numbers, 0 or more.
         max_boxes: number of boxes in each row of the output; no image may have more. None: the source's `most_boxes`.
         crop_probability: probability of a crop; otherwise the window is the whole image.
-        random_area: bounds of the window's share of the image's area.
-        random_aspect: bounds of the window's width / height.
-        flip_probability: probability of a horizontal flip.
     """
 
-    seed: int
     max_boxes: int | None = None
     crop_probability: float = 0.5
     random_area: Range = (0.3, 1.0)
     random_aspect: Range = (1 / 2, 2.0)
-    flip_probability: float = 0.5
 
     def __post_init__(self) -> None:
         """Check that values are in their ranges."""
         super().__post_init__()
         require(self.max_boxes is None or self.max_boxes >= 1, f"max_boxes must be at least 1, not {self.max_boxes}")
-        require_draws(self.seed, crop_probability=self.crop_probability, flip_probability=self.flip_probability)
-        require_crops(self.random_area, self.random_aspect)
+        require_share(crop_probability=self.crop_probability)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -132,10 +122,9 @@ class TrainImages(Images):
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Return the result of `windows`; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes) in the windows."""
-        annotated, draws, crops, flips, boxes, labels = map(np.asarray, inputs)
+        _, draws, crops, flips, boxes, labels = map(np.asarray, inputs)
         starts, sizes = self.chosen(shapes[0], draws, crops)
-        placed = self.windows(starts, sizes, flips, differs(annotated, shapes[0]), device)
-        return *placed, *moved(boxes, labels, starts, sizes, flips, self.image_size)
+        return *self.windows(starts, sizes, flips, device), *moved(boxes, labels, starts, sizes, flips, self.image_size)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
@@ -163,9 +152,8 @@ class TrainImages(Images):
             The random numbers of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
         """
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
-        crops = numbers[:, -2] < self.crop_probability
-        flips = (numbers[:, -1] < self.flip_probability).astype(np.int32)
-        return draw_crops(numbers[:, :-2], self.random_area, self.random_aspect), crops, flips
+        crops = draw_crops(numbers[:, :-2], self.random_area, self.random_aspect)
+        return crops, numbers[:, -2] < self.crop_probability, self.flips(numbers[:, -1])
 
     def chosen(self, shapes: Integers, draws: Floats, crops: NDArray[np.bool_]) -> tuple[Integers, Integers]:
         """Return starts and sizes (N, 2) of the windows for these random numbers in images of these shapes."""
@@ -188,10 +176,8 @@ class ValidationImages(Images):
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Return the result of `windows` for whole images, and their sizes (N, 2) int64."""
-        (sizes,), (annotated,) = shapes, map(np.asarray, inputs)
-        flips = np.zeros(len(sizes), np.int32)
-        refused = differs(annotated, sizes)
-        return *self.windows(np.zeros_like(sizes), sizes, flips, refused, device), np.ascontiguousarray(sizes)
+        (sizes,), flips = shapes, np.zeros(len(shapes[0]), np.int32)
+        return *self.windows(np.zeros_like(sizes), sizes, flips, device), np.ascontiguousarray(sizes)
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same, made by Pillow: image (3, image_size, image_size) uint8, size (2,).
@@ -206,12 +192,17 @@ class ValidationImages(Images):
         return F.pil_to_tensor(_pasted_into_square(image, self.image_size)), torch.from_numpy(shape)
 
 
+def _differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
+    differ: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)  # 0: nothing is annotated
+    return differ
+
+
 def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
     from raydali.data.tasks.pillow import decoded
 
     image = decoded(source.read(id))
     shape = np.array([image.height, image.width])
-    if differs(source.sizes[[id]], shape[None])[0]:
+    if _differs(source.sizes[[id]], shape[None])[0]:
         height, width = source.sizes[id].tolist()
         raise DataError(
             f"{image.width}x{image.height} pixels after rotation, but {width}x{height} in the annotations: correct "

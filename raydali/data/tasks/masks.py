@@ -4,7 +4,6 @@ DALI reads the images. Pillow reads the masks, since DALI turns a palette into c
 masks of VOC and DAVIS.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,21 +14,18 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.reading import Cause
-from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.restoration import windows
-from raydali.data.tasks.settings import DecoderSettings, require, require_draws
+from raydali.data.tasks.pipeline import Device, Inputs
+from raydali.data.tasks.restoration import Ids, RandomWindows, Windows, unfit
+from raydali.data.tasks.settings import require
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
     import torch
     from nvidia.dali.data_node import DataNode
 
-Ids = NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Pipeline[ImagePairs], DecoderSettings):
+class Masked(Windows):
     """A pipeline of squares of images and of their masks, whose 8-bit values are classes.
 
     Args:
@@ -37,6 +33,7 @@ class Masked(Pipeline[ImagePairs], DecoderSettings):
     """
 
     image_files: ClassVar[int] = 1
+    flip_axes: ClassVar[int] = 1
     inputs_are: ClassVar[Cause] = "cpu decode"
     side: int
 
@@ -45,16 +42,17 @@ class Masked(Pipeline[ImagePairs], DecoderSettings):
         require(self.side >= 1, f"side must be at least 1 pixel, not {self.side}")
 
     @property
+    def window(self) -> tuple[int, int]:
+        """See `Windows`."""
+        return self.side, self.side
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The names of images (N, side, side, 3) and masks (N, side, side, 1), uint8."""
         return "images", "masks"
 
-    @abstractmethod
-    def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """Return places (N, 2) of squares, down and across in [0, 1), and flips (N,), 0 or 1."""
-
     def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files of images, places (N, 2), flips (N,), and the masks."""
+        """Return files of images, places (N, 2), flips (N, 1), and the masks."""
         masks = [self.mask(source, id) for id in ids.tolist()]
         return source.inputs.files(ids), *self.draws(ids, epochs), masks
 
@@ -73,14 +71,7 @@ class Masked(Pipeline[ImagePairs], DecoderSettings):
 
     def unfit(self, shapes: Sequence[Ids], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which samples (N,) have a mask of another size, or are smaller than the square."""
-        masks = np.array([mask.shape[:2] for mask in inputs[2]])
-        others: NDArray[np.bool_] = (masks != shapes[0]).any(1) | (shapes[0] < self.side).any(1)
-        return others
-
-    def compute_crops(self, shapes: Sequence[Ids], inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts of the squares (N, 2), flips, and masks."""
-        places, flips, masks = inputs
-        return windows(shapes[0], np.asarray(places), (self.side, self.side)).astype(np.int32), flips, masks
+        return unfit(shapes[0], np.array([mask.shape[:2] for mask in inputs[2]]), self.window)
 
     def graph(self, source: ImagePairs, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode the squares of the images, cut those of the masks, and flip both."""
@@ -91,7 +82,7 @@ class Masked(Pipeline[ImagePairs], DecoderSettings):
         image = fn.decoders.image_slice(image, **self.decoder_options(device), **where)
         mask = fn.reshape(fn.slice(mask, **where), layout="HWC")
         mask = mask.gpu() if device == "gpu" else mask
-        return fn.flip(image, horizontal=flip), fn.flip(mask, horizontal=flip)
+        return fn.flip(image, horizontal=flip[0]), fn.flip(mask, horizontal=flip[0])
 
     def sample(self, source: ImagePairs, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same by Pillow: image (3, side, side) and mask (1, side, side), uint8.
@@ -111,40 +102,16 @@ class Masked(Pipeline[ImagePairs], DecoderSettings):
                 f"{image.width}x{image.height} pixels, its mask {width}x{height}, the crop {side}x{side}: give images "
                 "and masks of one size, which is not below that of the crop"
             )
-        places, (flip,) = self.draws(np.array([id]), np.array([epoch]))
-        ((top, left),) = windows(np.array([[height, width]]), places, (side, side)).tolist()
-        both = F.pil_to_tensor(image), torch.from_numpy(mask).permute(2, 0, 1)
-        cropped = [F.crop(one, top, left, side, side) for one in both]
+        *window, (flip,) = self.place(id, epoch, (height, width))
+        cropped = [F.crop(each, *window) for each in (F.pil_to_tensor(image), torch.from_numpy(mask).permute(2, 0, 1))]
         return tuple(F.horizontal_flip(one) if flip else one for one in cropped)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainMasks(Masked):
-    """A random square and a random horizontal flip, which depend on (seed, epoch, id) only.
-
-    Args:
-        seed: seed of the random numbers, 0 or more.
-        flip_probability: probability of a horizontal flip.
-    """
-
-    seed: int
-    flip_probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check that values are in their ranges."""
-        super().__post_init__()
-        require_draws(self.seed, flip_probability=self.flip_probability)
-
-    def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """See `Masked`."""
-        numbers = uniforms(3, self.seed, epochs, ids)
-        return numbers[:, :2], (numbers[:, 2] < self.flip_probability).astype(np.int32)
+class TrainMasks(RandomWindows, Masked):
+    """A random square and a random horizontal flip, which depend on (seed, epoch, id) only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationMasks(Masked):
     """The square in the middle, not flipped."""
-
-    def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """See `Masked`."""
-        return np.full((len(ids), 2), 0.5), np.zeros(len(ids), np.int32)

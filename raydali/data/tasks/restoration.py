@@ -7,7 +7,6 @@
 Pillow's. On a GPU the pixels of JPEGs differ by the rounding of its decoder.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +18,7 @@ from raydali.data.sources.files import Files
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import DecoderSettings, require, require_draws
+from raydali.data.tasks.settings import DecoderSettings, RandomFlips, require
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
@@ -33,17 +32,58 @@ Draws = tuple[NDArray[np.float64], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(Pipeline[ImagePairs], DecoderSettings):
+class Windows(Pipeline[ImagePairs], DecoderSettings):
+    """The settings of windows of one size, at the same place of both images of a pair: the centre, without flips."""
+
+    flip_axes: ClassVar[int]
+    """The number of axes along which a task flips, of the last ones of down and across."""
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width of the window, in pixels; no image may be smaller."""
+        raise NotImplementedError
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """Draw the random numbers of samples, before their shapes are known.
+
+        Returns:
+            places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
+            flips: (N, flip_axes), vertical before horizontal, 0 or 1.
+        """
+        return np.full((len(ids), 2), 0.5), np.zeros((len(ids), self.flip_axes), np.int32)
+
+    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+        """Return the starts of the windows (N, 2), and the other inputs."""
+        places, *others = inputs
+        return windows(shapes[0], np.asarray(places), self.window).astype(np.int32), *others
+
+    def place(self, id: int, epoch: int, shape: tuple[int, int]) -> tuple[int, int, int, int, list[int]]:
+        """Return top, left, height and width of a sample's window in images of this height and width, and its flips."""
+        places, (flips,) = self.draws(np.array([id]), np.array([epoch]))
+        ((top, left),) = windows(np.array([shape]), places, self.window).tolist()
+        return top, left, *self.window, flips.tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomWindows(RandomFlips, Windows):
+    """Random windows and random flips, which depend on (seed, epoch, id) only."""
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """Draw as `Windows` says."""
+        numbers = uniforms(2 + self.flip_axes, self.seed, epochs, ids)
+        return numbers[:, :2], self.flips(numbers[:, 2:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Windows):
     """The settings that training and validation pairs share.
 
     Args:
         crop_size: height and width of the output, in pixels; no image may be smaller.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
 
     image_files: ClassVar[int] = 2
+    flip_axes: ClassVar[int] = 2
     crop_size: tuple[int, int]
     largest_image: tuple[int, int] = (1080, 1920)
 
@@ -52,18 +92,14 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         require(min(self.crop_size) >= 1, f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
 
     @property
+    def window(self) -> tuple[int, int]:
+        """See `Windows`."""
+        return self.crop_size
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The names of inputs and targets, each (N, *crop_size, 3) uint8."""
         return "inputs", "targets"
-
-    @abstractmethod
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw the random numbers of samples, before their shapes are known.
-
-        Returns:
-            places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
-            flips: (N, 2), vertical before horizontal, 0 or 1.
-        """
 
     def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
         """Return files of inputs and of targets, places (N, 2), flips (N, 2)."""
@@ -71,19 +107,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which pairs (N,) have images of different sizes, or are smaller than the crop."""
-        others: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
-        return others
-
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts of the windows (N, 2), and flips (N, 2).
-
-        If a pair cannot be cropped, its window is outside its images. Decoders then raise an error, and `sample` gives
-        the reason.
-        """
-        places, flips = map(np.asarray, inputs)
-        starts = windows(shapes[0], places, self.crop_size)
-        starts[self.unfit(shapes, inputs)] = -1
-        return starts.astype(np.int32), flips
+        return unfit(shapes[0], shapes[1], self.window)
 
     def graph(self, source: ImagePairs, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, and flip them."""
@@ -109,52 +133,25 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         image, target = _image(source.inputs, id), _image(source.targets, id)
         if image.size != target.size:
             raise DataError(f"{_size(image)} and {_size(target)} pixels: both images of a pair must have the same size")
-        height, width = self.crop_size
-        if image.height < height or image.width < width:
+        if image.height < self.crop_size[0] or image.width < self.crop_size[1]:
+            height, width = self.crop_size
             raise DataError(
                 f"{_size(image)} pixels, smaller than the crop of {width}x{height}: "
                 "lower its size, or leave the pair out"
             )
-        places, ((vertical, horizontal),) = self.draws(np.array([id]), np.array([epoch]))
-        ((top, left),) = windows(np.array([[image.height, image.width]]), places, self.crop_size).tolist()
-
-        def cropped(image: "Image.Image") -> "torch.Tensor":
-            pixels: torch.Tensor = F.pil_to_tensor(image.crop((left, top, left + width, top + height)))
-            return pixels.flip([axis for axis, flips in ((1, vertical), (2, horizontal)) if flips])
-
-        return cropped(image), cropped(target)
+        *window, flips = self.place(id, epoch, (image.height, image.width))
+        axes = [axis for axis, flips in enumerate(flips, 1) if flips]
+        return tuple(F.crop(F.pil_to_tensor(each), *window).flip(axes) for each in (image, target))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainPairs(Pairs):
-    """A random window and random flips, which depend on (seed, epoch, id) only.
-
-    Args:
-        seed: seed of the random numbers, 0 or more.
-        flip_probability: probability of a horizontal flip, and of a vertical flip.
-    """
-
-    seed: int
-    flip_probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check that values are in their ranges."""
-        super().__post_init__()
-        require_draws(self.seed, flip_probability=self.flip_probability)
-
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw as `Pairs` says."""
-        numbers = uniforms(4, self.seed, epochs, ids)
-        return numbers[:, :2], (numbers[:, 2:] < self.flip_probability).astype(np.int32)
+class TrainPairs(RandomWindows, Pairs):
+    """A random window and random flips, vertical and horizontal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPairs(Pairs):
     """The centre of both images, without flips."""
-
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw as `Pairs` says."""
-        return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +187,22 @@ class WholeImages(Pipeline[Files], DecoderSettings):
         return (F.pil_to_tensor(decoded(source.read(id))),)
 
 
-def windows(shapes: Integers, places: NDArray[np.float64], crop_size: tuple[int, int]) -> Integers:
+def windows(shapes: Integers, places: NDArray[np.float64], window: tuple[int, int]) -> Integers:
     """Return the starts of windows of one size: (N, 2), y before x.
 
     Args:
         shapes: (N, 2), height and width of each image.
         places: (N, 2), in [0, 1): between the first and the last position at which the window fits.
-        crop_size: height and width of the windows; a window larger than its image starts or ends outside it.
+        window: its height and width; one that is larger than its image starts or ends outside it.
     """
-    starts: Integers = np.floor(places * (shapes - np.array(crop_size) + 1)).astype(np.int64)
+    starts: Integers = np.floor(places * (shapes - np.array(window) + 1)).astype(np.int64)
     return starts
+
+
+def unfit(shapes: Integers, others: Integers, window: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which pairs of images of these shapes, (N, 2) each, differ in size, or are smaller than the window."""
+    found: NDArray[np.bool_] = (shapes != others).any(1) | (shapes < np.array(window)).any(1)
+    return found
 
 
 def _image(files: Files, id: int) -> "Image.Image":

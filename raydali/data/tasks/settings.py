@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.data.tasks.crops import Range
+import numpy as np
+from numpy.typing import NDArray
+
 from raydali.data.tasks.pipeline import Device
 from raydali.errors import UsageError
+
+Range = tuple[float, float]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -17,7 +21,19 @@ KINETICS = {"mean": KINETICS_MEAN, "std": KINETICS_STD}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderSettings:
+class Settings:
+    """Settings that are checked when they are made; the parts of a pipeline's settings are subclasses.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        """Check that values are in their ranges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings(Settings):
     """The settings of DALI's image decoders.
 
     Args:
@@ -25,35 +41,34 @@ class DecoderSettings:
             others are decoded by CUDA kernels.
         largest_image: (height, width) for which decoding buffers are allocated at the start. For larger images, the GPU
             stalls while larger buffers are allocated.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
 
     hw_decoder_load: float = 1.0
     largest_image: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        load, largest = self.hw_decoder_load, self.largest_image
-        require(0 <= load <= 1, f"hw_decoder_load must be from 0 to 1, not {load}")
-        require(min(largest) >= 0, f"largest_image must not be negative, is {largest}")
+        super().__post_init__()
+        require_share(hw_decoder_load=self.hw_decoder_load)
+        require(min(self.largest_image) >= 0, f"largest_image must not be negative, is {self.largest_image}")
 
     def decoder_options(self, device: Device) -> dict[str, Any]:
         """Return the keyword arguments of `fn.decoders` on this device."""
-        from raydali.data.tasks.dali_ops import decoder_options
-
-        return decoder_options(device, self.hw_decoder_load, self.largest_image)
+        if device == "cpu":
+            return {"device": "cpu"}
+        return {
+            "device": "mixed",
+            "hw_decoder_load": self.hw_decoder_load,
+            "preallocate_height_hint": self.largest_image[0],
+            "preallocate_width_hint": self.largest_image[1],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquareImages(DecoderSettings):
+class SquareImages(Settings):
     """The settings of tasks with square output images.
 
     Args:
         image_size: height and width of the output, in pixels.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
 
     image_size: int
@@ -63,10 +78,28 @@ class SquareImages(DecoderSettings):
         require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
 
 
-def require(holds: bool, otherwise: str) -> None:
-    """Raise UsageError with this message unless the condition holds."""
-    if not holds:
-        raise UsageError(otherwise)
+@dataclass(frozen=True, kw_only=True)
+class ResizedImages(SquareImages):
+    """The settings of tasks that resize images by their shorter side, and crop the result.
+
+    Args:
+        resize_size: length of the resized shorter side, at least image_size. None: 8/7 of image_size, like 256 for 224.
+    """
+
+    resize_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.shorter_side >= self.image_size,
+            f"resize_size {self.shorter_side} is below image_size {self.image_size}, and the crop would need padding: "
+            f"try {default_resize_size(self.image_size)}",
+        )
+
+    @property
+    def shorter_side(self) -> int:
+        """The length of the resized shorter side, in pixels."""
+        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
 
 def default_resize_size(image_size: int) -> int:
@@ -74,41 +107,59 @@ def default_resize_size(image_size: int) -> int:
     return round(image_size * 256 / 224)
 
 
-def require_resize(resize_size: int, image_size: int) -> None:
-    """Check that a resized image is not smaller than the crop.
+@dataclass(frozen=True, kw_only=True)
+class RandomFlips(Settings):
+    """The settings of what depends on (seed, epoch, id) only: random flips, and whatever else a task draws.
 
-    Raises:
-        UsageError: it is smaller; the message suggests a size.
+    Args:
+        seed: seed of the random numbers, 0 or more.
+        flip_probability: probability of a flip in each direction in which the task flips.
     """
-    require(
-        resize_size >= image_size,
-        f"resize_size {resize_size} is below image_size {image_size}, and the crop would need padding: "
-        f"try {default_resize_size(image_size)}",
-    )
+
+    seed: int
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {self.seed}")
+        require_share(flip_probability=self.flip_probability)
+
+    def flips(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Return 1 where uniform numbers of any shape say that an image is flipped, and 0 elsewhere."""
+        return (numbers < self.flip_probability).astype(np.int32)
 
 
-def require_draws(seed: int, **probabilities: float) -> None:
-    """Check the seed and the probabilities of random numbers.
+@dataclass(frozen=True, kw_only=True)
+class RandomCrops(RandomFlips):
+    """The settings of random crops, see `crops.draw_crops`.
 
-    Raises:
-        UsageError: a setting is out of its range.
+    Args:
+        random_area: bounds of the crop's share of the image's area.
+        random_aspect: bounds of the crop's width / height.
     """
-    require(0 <= seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {seed}")
-    for name, value in probabilities.items():
+
+    random_area: Range = (0.08, 1.0)
+    random_aspect: Range = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 < self.random_area[0] <= min(1, self.random_area[1]) and self.random_area[1] < float("inf"),
+            f"random_area must be (low, high) with 0 < low <= high and low at most 1, not {self.random_area}",
+        )
+        require(
+            0 < self.random_aspect[0] <= self.random_aspect[1] < float("inf"),
+            f"random_aspect must be (low, high) with 0 < low <= high, not {self.random_aspect}",
+        )
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise UsageError with this message unless the condition holds."""
+    if not holds:
+        raise UsageError(otherwise)
+
+
+def require_share(**shares: float) -> None:
+    """Raise UsageError unless these settings, probabilities and the like, are from 0 to 1."""
+    for name, value in shares.items():
         require(0 <= value <= 1, f"{name} must be from 0 to 1, not {value}")
-
-
-def require_crops(random_area: Range, random_aspect: Range) -> None:
-    """Check the bounds of random crops.
-
-    Raises:
-        UsageError: bounds are invalid.
-    """
-    require(
-        0 < random_area[0] <= min(1, random_area[1]) and random_area[1] < float("inf"),
-        f"random_area must be (low, high) with 0 < low <= high and low at most 1, not {random_area}",
-    )
-    require(
-        0 < random_aspect[0] <= random_aspect[1] < float("inf"),
-        f"random_aspect must be (low, high) with 0 < low <= high, not {random_aspect}",
-    )

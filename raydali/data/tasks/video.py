@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.packets import ClipPackets, pts
 from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.crops import centre
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import default_resize_size, require, require_draws, require_resize
+from raydali.data.tasks.settings import RandomFlips, ResizedImages
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,6 @@ Ids = NDArray[np.int64]
 T = TypeVar("T")
 
 _DECODING_THREADS = 8
-_FLIP, _TOP, _LEFT = range(3)
 
 
 @dataclass(frozen=True)
@@ -50,36 +50,12 @@ class Crops:
     starts: NDArray[np.int64]
     flips: NDArray[np.int32]
 
-    def rows(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
-        """Return the three as lists, with an entry for each clip."""
-        return self.resized.tolist(), self.starts.tolist(), self.flips.tolist()
-
 
 @dataclass(frozen=True, kw_only=True)
-class Clips(Pipeline[VideoClips]):
-    """The settings that training and validation clips share: frames are resized by their shorter side and cropped.
-
-    Args:
-        image_size: height and width of the output, in pixels.
-        resize_size: length of the resized shorter side, at least image_size. None: 8/7 of image_size, like 128 for 112.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+class Clips(Pipeline[VideoClips], ResizedImages):
+    """The settings that training and validation clips share: frames are resized by their shorter side and cropped."""
 
     inputs_are = "cpu decode"
-
-    image_size: int
-    resize_size: int | None = None
-
-    def __post_init__(self) -> None:
-        require(self.image_size >= 1, f"image_size must be at least 1, not {self.image_size}")
-        require_resize(self.shorter_side, self.image_size)
-
-    @property
-    def shorter_side(self) -> int:
-        """The length of the resized shorter side, in pixels."""
-        return default_resize_size(self.image_size) if self.resize_size is None else self.resize_size
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -94,7 +70,7 @@ class Clips(Pipeline[VideoClips]):
         """
         crops = self.crops(source, ids, epochs)
         with ThreadPoolExecutor(_DECODING_THREADS) as threads:
-            clips = list(threads.map(partial(self._clip, source), ids.tolist(), *crops.rows()))
+            clips = list(threads.map(partial(self._clip, source, ids, crops), range(len(ids))))
         return clips, source.labels(ids)
 
     def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
@@ -109,27 +85,19 @@ class Clips(Pipeline[VideoClips]):
         import torch
 
         ids = np.array([id])
-        crops = self.crops(source, ids, np.array([epoch]))
-        (clip,) = map(partial(self._clip, source), ids.tolist(), *crops.rows())
+        clip = self._clip(source, ids, self.crops(source, ids, np.array([epoch])), 0)
         return torch.from_numpy(clip).permute(3, 0, 1, 2), torch.tensor(int(source.labels(ids)[0]))
 
-    def _clip(
-        self, source: VideoClips, id: int, resized: tuple[int, int], start: tuple[int, int], flip: int
-    ) -> NDArray[np.uint8]:
-        top, left = start
-        clip = rgb_clip(source, id, resized)[:, top : top + self.image_size, left : left + self.image_size]
-        return np.ascontiguousarray(clip[:, :, ::-1] if flip else clip)
+    def _clip(self, source: VideoClips, ids: Ids, crops: Crops, place: int) -> NDArray[np.uint8]:
+        (height, width), (top, left) = crops.resized[place].tolist(), crops.starts[place].tolist()
+        frames = rgb_clip(source, int(ids[place]), (height, width))
+        clip = frames[:, top : top + self.image_size, left : left + self.image_size]
+        return np.ascontiguousarray(clip[:, :, ::-1] if crops.flips[place] else clip)
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Return the crops of these clips: the centre, not mirrored."""
-        resized = self._resized(source, ids)
-        starts = np.rint((resized - self.image_size) / 2).astype(np.int64)
+        resized, starts = centre(source.upright_shapes[source.places(ids)[0]], self.shorter_side, self.image_size)
         return Crops(resized, starts, np.zeros(len(ids), np.int32))
-
-    def _resized(self, source: VideoClips, ids: Ids) -> NDArray[np.int64]:
-        shapes = source.upright_shapes[source.places(ids)[0]]
-        resized: NDArray[np.int64] = self.shorter_side * shapes // shapes.min(1, keepdims=True)
-        return resized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,28 +106,15 @@ class ValidationClips(Clips):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainClips(Clips):
-    """A random crop and flip of frames whose shorter side is resized; they depend on (seed, epoch, id) only.
-
-    Args:
-        seed: seed of the random numbers, 0 or more.
-        flip_probability: probability of a horizontal flip.
-    """
-
-    seed: int
-    flip_probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check that values are in their ranges."""
-        super().__post_init__()
-        require_draws(self.seed, flip_probability=self.flip_probability)
+class TrainClips(RandomFlips, Clips):
+    """A random crop and horizontal flip of such frames; they depend on (seed, epoch, id) only."""
 
     def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
         """Return the crops of these clips, the same for all frames of a clip."""
-        numbers = uniforms(3, self.seed, epochs, ids)
-        resized = self._resized(source, ids)
-        starts = np.floor(numbers[:, _TOP:] * (resized - self.image_size + 1)).astype(np.int64)
-        return Crops(resized, starts, (numbers[:, _FLIP] < self.flip_probability).astype(np.int32))
+        flips, places = np.split(uniforms(3, self.seed, epochs, ids), [1], axis=1)
+        resized = super().crops(source, ids, epochs).resized
+        starts = np.floor(places * (resized - self.image_size + 1)).astype(np.int64)
+        return Crops(resized, starts, self.flips(flips[:, 0]))
 
 
 def rgb_clip(source: VideoClips, id: int, shape: tuple[int, int] | None = None) -> NDArray[np.uint8]:

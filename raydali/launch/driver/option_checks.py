@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.stream.read_together import ReadTogether
-from raydali.data.tasks.image_sizes import validation_size
+from raydali.data.tasks.classification import validation_size
 from raydali.data.tasks.settings import default_resize_size
 from raydali.errors import UsageError
 from raydali.extras import default_loader, require_dali, require_extra

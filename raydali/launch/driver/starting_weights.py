@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydali.data.tasks.image_sizes import validation_size
+from raydali.data.tasks.classification import validation_size
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.launch.driver.job_file import describe_job

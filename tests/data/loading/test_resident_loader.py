@@ -19,8 +19,7 @@ from raydali.data.loading.resident_loader import check_memory
 from raydali.data.sources.idx import IdxImages
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.data.tasks.image_sizes import ImageSizes
+from raydali.data.tasks.classification import ImageSizes, TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, UsageError
 from tests.support.idx_files import pictures, write_idx

@@ -14,8 +14,7 @@ from raydali.data.loading.loader import Batch, LoaderOptions
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import Stream
-from raydali.data.tasks.classification import TrainImages
-from raydali.data.tasks.image_sizes import ImageSizes, validation_size
+from raydali.data.tasks.classification import ImageSizes, TrainImages, validation_size
 from raydali.errors import UsageError
 from tests.support.pictures import encoded, files, photograph
 

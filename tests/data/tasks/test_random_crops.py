@@ -13,7 +13,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.crops import ATTEMPTS, CROP_UNIFORMS, Range, crop_windows, draw_crops
+from raydali.data.tasks.crops import ATTEMPTS, CROP_UNIFORMS, crop_windows, draw_crops
+from raydali.data.tasks.settings import Range
 
 Shape = tuple[int, int]
 
