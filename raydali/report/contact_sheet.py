@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.report.html.render import render
+from raydali.report.html.page import render
 
 if TYPE_CHECKING:
     from PIL import ImageFont

@@ -1,7 +1,7 @@
 """The published figure beside the run's own: on the console and in report.html."""
 
 from raydali.report.html.page import run_page
-from raydali.report.recipes import beside_published, recipe_lines
+from raydali.report.html.text import beside_published, recipe_lines
 from raydali.train.recipes.published import find_recipe
 from tests.support.messages import mentions
 from tests.support.report_pages import history, text
@@ -33,4 +33,4 @@ def test_the_beginning_lists_the_figure_its_source_and_each_difference() -> None
 
 
 def test_a_run_without_accuracy_has_none_beside() -> None:
-    assert beside_published(SETTINGS, None) is None
+    assert beside_published(history([], **SETTINGS)) is None

@@ -40,7 +40,7 @@ from raydali.launch.driver.starting_weights import (
 from raydali.launch.job import Job
 from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
-from raydali.report.recipes import recipe_lines
+from raydali.report.html.text import recipe_lines
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.events import SettingsChanged

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 from raydali.report.html.history import number
 from raydali.report.html.text import count, figure, moment, percent
@@ -17,68 +16,38 @@ SHADES = 12, 50
 """Strength of the colour of a cell with any sample, and with all of its row, in percent; texts must stand out."""
 
 
-class Cell(NamedTuple):
-    """A cell of the confusion matrix: how many samples, the strength of its colour in percent, and a description."""
+def evaluation_section(content: bytes | None) -> dict[str, Any] | None:
+    """Return the texts of `evaluation.html.jinja`; None if there is no evaluation, or another program wrote it.
 
-    text: str
-    shade: int
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What the template `evaluation.html.jinja` shows, as texts.
-
-    Attributes:
-        about: what was evaluated, and when.
-        figures: the metrics.
-        calibration: a sentence; empty if the model has no probabilities.
-        head, rows, note: the table of classes, the worst first, and what it shows.
-        matrix: for each class its name and cells; empty if there are none or too many.
-        confusions: class, prediction and number of samples.
-        broken: path and reason of samples that could not be read; at most MAX_BROKEN of `broken_count`.
+    Args:
+        content: of evaluation.json.
     """
-
-    about: str
-    figures: Sequence[tuple[str, str]]
-    calibration: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-    matrix: Sequence[tuple[str, Sequence[Cell]]]
-    confusions: Sequence[Sequence[str]]
-    broken: Sequence[tuple[str, str]]
-    broken_count: int
-
-
-def evaluation_section(content: bytes | None) -> Section | None:
-    """Return the section for the content of evaluation.json; None if there is none, or another program wrote it."""
     try:
         return None if content is None else _section(json.loads(content))
     except Exception:  # whatever lies in the folder under this name, the page shows the run
         return None
 
 
-def _section(found: Mapping[str, Any]) -> Section:
+def _section(found: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {str(name): number(value) for name, value in found["metrics"].items()}
-    samples, broken = number(found["samples"]), found.get("broken") or []
+    samples, broken, classes = number(found["samples"]), found.get("broken") or [], found.get("classes") or []
     data = found.get("data") or "the built-in data"
-    head, rows, note = _classes(found.get("classes") or [])
-    return Section(
-        about=f"{found['weights']} on {data}: {count(samples)} samples, {moment(number(found.get('time')))}",
-        figures=[(name, figure(value)) for name, value in metrics.items()],
-        calibration=_calibration(metrics),
-        head=head,
-        rows=rows,
-        note=note,
-        matrix=_matrix(found.get("confusion") or [], [str(row["class"]) for row in found.get("classes") or []]),
-        confusions=[
+    head, rows, note = _classes(classes)
+    return {
+        "about": f"{found['weights']} on {data}: {count(samples)} samples, {moment(number(found.get('time')))}",
+        "figures": [(name, figure(value)) for name, value in metrics.items()],
+        "calibration": _calibration(metrics),
+        "head": head,
+        "rows": rows,
+        "note": note,
+        "matrix": _matrix(found.get("confusion") or [], [str(row["class"]) for row in classes]),
+        "confusions": [
             (str(pair["class"]), str(pair["predicted"]), count(number(pair["samples"])))
             for pair in (found.get("confusions") or [])[:MAX_CONFUSIONS]
         ],
-        broken=[(str(each["path"]), str(each["reason"])) for each in broken[:MAX_BROKEN]],
-        broken_count=len(broken),
-    )
+        "broken": [(str(each["path"]), str(each["reason"])) for each in broken[:MAX_BROKEN]],
+        "broken_count": len(broken),
+    }
 
 
 def _calibration(metrics: Mapping[str, float | None]) -> str:
@@ -89,8 +58,8 @@ def _calibration(metrics: Mapping[str, float | None]) -> str:
     if confidence is None or right is None:
         return text
     kind = "overconfident" if confidence > right else "underconfident"
-    said = f"The mean confidence is {percent(confidence)}, and {percent(right)} of predictions are right"
-    return f"{text} {said}: the model is {kind}."
+    known = f"The mean confidence is {percent(confidence)}, and {percent(right)} of predictions are right"
+    return f"{text} {known}: the model is {kind}."
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], str]:
@@ -112,7 +81,8 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list
     return head, rows, f"{shown}{plural(len(classes), 'class')}, those with the lowest {by} first"
 
 
-def _matrix(confusion: Sequence[Sequence[Any]], names: Sequence[str]) -> list[tuple[str, list[Cell]]]:
+def _matrix(confusion: Sequence[Sequence[Any]], names: Sequence[str]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """Return for each class its name and its cells: number of samples, strength of the colour and a description."""
     if not 2 <= len(confusion) <= MAX_MATRIX:
         return []
     matrix, (least, most) = [], SHADES
@@ -120,7 +90,7 @@ def _matrix(confusion: Sequence[Sequence[Any]], names: Sequence[str]) -> list[tu
         amounts = [number(value) or 0.0 for value in row]
         whole = sum(amounts) or 1.0
         cells = [
-            Cell(
+            (
                 count(amount) if amount else "",
                 round(least + (most - least) * sqrt(amount / whole)) if amount else 0,
                 f"{name} predicted as {other}: {count(amount)} of {count(whole)}",

@@ -18,22 +18,28 @@ from raydali.run.model_file import MODEL
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
-NAN = math.nan
-FILES = {"samples": SAMPLES, "evaluation": EVALUATION, "worst": WORST, "model": MODEL}
-"""The files that the page reads as they are, by the names of their attributes in `History`."""
+FILES = (SAMPLES, EVALUATION, WORST, MODEL)
+"""The files that the page reads as they are."""
+VALIDATION = "validation/"
+"""Precedes the names of an epoch's numbers that are of its validation."""
+_STATUS: dict[object, Status] = {
+    "finish": "finished",
+    "stop": "failed",
+    "interrupt": "interrupted",
+    "failure": "broken",
+    **dict.fromkeys(("preemption", "resize", "rehearsal", "settings", "chosen"), "starting"),
+}
+"""The status of a run whose last event is this one; with others, it is under way."""
 
 
 def number(value: object) -> float | None:
     """The value as a finite number; None for null, text and NaN, which mean "not measured"."""
-    if type(value) is float:  # nearly all are
-        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        result = float(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-    return result if math.isfinite(result) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,11 @@ class Epoch:
 
     Attributes:
         number: of the epoch, from 0.
-        values: the line's own measured numbers by name.
-        validation: the numbers of its validation by name.
+        values: the measured numbers by name; names of the validation's begin with VALIDATION.
     """
 
     number: int
     values: Mapping[str, float]
-    validation: Mapping[str, float]
     verdict: str | None
 
     def get(self, name: str) -> float | None:
@@ -61,28 +65,19 @@ class Epoch:
         epoch = number(record.get("epoch"))
         if epoch is None or not 0 <= epoch < 1e9:
             return None
+        values = _numbers(record) | _numbers(record.get("validation"), VALIDATION)
+        if values.get("of_ceiling", 0.0) > VOID_ABOVE:  # measured by an earlier version on a busy machine
+            del values["of_ceiling"]
+            values.pop("ceiling_images_per_second", None)
+        elif "of_ceiling" in values:
+            values["of_ceiling"] = min(values["of_ceiling"], 1.0)
         verdict = record.get("verdict")
-        return cls(
-            int(epoch),
-            _without_void_ceiling(_numbers(record)),
-            _numbers(record.get("validation")),
-            verdict if isinstance(verdict, str) and verdict.strip() else None,
-        )
+        return cls(int(epoch), values, verdict if isinstance(verdict, str) and verdict.strip() else None)
 
 
-def _numbers(values: object) -> dict[str, float]:
-    if not isinstance(values, Mapping):
-        return {}
-    found = {str(name): number(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _without_void_ceiling(values: dict[str, float]) -> dict[str, float]:
-    """Limit the share of the ceiling to 1; remove a ceiling that an earlier version measured on a busy machine."""
-    if values.get("of_ceiling", 0.0) > VOID_ABOVE:
-        del values["of_ceiling"]
-        values.pop("ceiling_images_per_second", None)
-    return {name: min(value, 1.0) if name == "of_ceiling" else value for name, value in values.items()}
+def _numbers(values: object, prefix: str = "") -> dict[str, float]:
+    items = values.items() if isinstance(values, Mapping) else ()
+    return {f"{prefix}{name}": known for name, value in items if (known := number(value)) is not None}
 
 
 @dataclass
@@ -95,7 +90,7 @@ class History:
         settings: what `config.json` holds.
         events: rows of `events.jsonl`.
         epochs: in order; each once, as it was last trained.
-        samples, evaluation, worst, model: the contents of FILES that exist.
+        files: the contents of FILES that exist.
     """
 
     name: str
@@ -103,10 +98,7 @@ class History:
     settings: Mapping[str, Any] = field(default_factory=dict)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
-    samples: bytes | None = None
-    evaluation: bytes | None = None
-    worst: bytes | None = None
-    model: bytes | None = None
+    files: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: RunFolder) -> "History":
@@ -127,9 +119,7 @@ class History:
         for row in folder.each_row(EPOCHS):
             if isinstance(row, Mapping):
                 history.add_epoch(row)
-        for name, file in FILES.items():
-            if folder.exists(file):
-                setattr(history, name, folder.read(file))
+        history.files = {file: folder.read(file) for file in FILES if folder.exists(file)}
         return history
 
     def add_event(self, row: Mapping[str, Any]) -> None:
@@ -159,66 +149,55 @@ class History:
         """The run's status, by its last event."""
         if not self.events:
             return "running" if self.epochs else "empty"
-        last = self.events[-1].get("event")
-        by_event: dict[object, Status] = {
-            "finish": "finished",
-            "stop": "failed",
-            "interrupt": "interrupted",
-            "failure": "broken",
-            "preemption": "starting",
-            "resize": "starting",
-            "rehearsal": "starting",
-            "settings": "starting",
-            "chosen": "starting",
-        }
-        return by_event.get(last, "running")
+        return _STATUS.get(self.events[-1].get("event"), "running")
 
-    def sum(self, name: str, *others: str) -> tuple[float, ...] | None:
-        """Sums over the epochs that have all of these numbers; None if there is no such epoch."""
-        names = (name, *others)
-        rows = [[epoch.values[name] for name in names] for epoch in self.epochs if epoch.values.keys() >= set(names)]
-        return tuple(map(sum, zip(*rows, strict=True))) if rows else None
+    def each(self, name: str) -> list[float | None]:
+        """Return a number of each epoch."""
+        return [epoch.get(name) for epoch in self.epochs]
+
+    def _ratio(self, part: str, *factors: str) -> float | None:
+        """Return the sum of a number by that of the product of others, over the epochs that have all of them."""
+        rows = [[epoch.get(name) for name in (part, *factors)] for epoch in self.epochs]
+        known = [(row[0], math.prod(row[1:])) for row in rows if None not in row]  # type: ignore[arg-type]
+        whole = sum(each for _, each in known)
+        return sum(each for each, _ in known) / whole if whole > 0 else None  # type: ignore[misc]
+
+    @property
+    def seconds(self) -> float | None:
+        """Time in epochs; None if it was not measured."""
+        known = [seconds for seconds in self.each("seconds") if seconds is not None]
+        return sum(known) if known else None
 
     @property
     def images_per_second(self) -> float | None:
         """Mean rate over all epochs."""
-        sums = self.sum("images", "seconds")
-        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+        return self._ratio("images", "seconds")
 
     @property
     def of_ceiling(self) -> float | None:
         """Share of the ceiling over all epochs with a known ceiling."""
-        rows = [(e.get("images"), e.get("seconds"), e.get("ceiling_images_per_second")) for e in self.epochs]
-        known = [(images, seconds * ceiling) for images, seconds, ceiling in rows if images and seconds and ceiling]
-        return (
-            min(1.0, sum(images for images, _ in known) / sum(at_ceiling for _, at_ceiling in known)) if known else None
-        )
+        share = self._ratio("images", "seconds", "ceiling_images_per_second")
+        return None if share is None else min(1.0, share)
 
     @property
     def waiting(self) -> float | None:
         """Share of the time that the ranks waited for the loader, over all epochs."""
-        sums = self.sum("loader_wait_seconds", "seconds")
-        return sums[0] / sums[1] if sums and sums[1] > 0 else None
+        return self._ratio("loader_wait_seconds", "seconds")
 
     @property
     def metrics(self) -> list[str]:
         """Names of the validation metrics, without the loss; also "broken" if samples of the validation are."""
-        values = (item for epoch in self.epochs for item in epoch.validation.items())
-        names = dict.fromkeys(name for name, value in values if value or name != "broken")
+        values = (item for epoch in self.epochs for item in epoch.values.items() if item[0].startswith(VALIDATION))
+        names = dict.fromkeys(name.removeprefix(VALIDATION) for name, value in values if value or "/broken" not in name)
         return [name for name in names if name not in ("images", "seconds", "loss")]
 
     @property
     def best(self) -> tuple[str, float, int] | None:
         """Metric, score and epoch of the weights in best/; None if model.json does not say it."""
         with suppress(Exception):  # runs of earlier versions have none
-            found = json.loads(self.model or b"null")["best"]
+            found = json.loads(self.files[MODEL])["best"]
             return str(found["metric"]), float(found["score"]), int(found["epoch"])
         return None
-
-    @property
-    def top1(self) -> float | None:
-        """The accuracy after the newest epoch, if it was measured."""
-        return self.epochs[-1].validation.get("top1") if self.epochs else None
 
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:
         """Return, for each start or resume, (time of its first step, its step number, start-up seconds).
@@ -235,8 +214,8 @@ class History:
                 ended = time
             elif kind in ("start", "resume"):
                 seconds = number(row.get("seconds"))
-                driver = NAN if seconds is None else time - seconds
-                since = ended if ended > driver else driver if began < driver else NAN
+                driver = math.nan if seconds is None else time - seconds
+                since = ended if ended > driver else driver if began < driver else math.nan
                 yield time, number(row.get("step")), time - since if math.isfinite(since) else None
                 ended, began = -math.inf, time
             elif kind in END_EVENTS:

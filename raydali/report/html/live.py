@@ -8,7 +8,6 @@ from raydali.errors import SupersededError
 from raydali.report.html import text
 from raydali.report.html.history import FILES, History
 from raydali.report.html.page import run_page
-from raydali.report.recipes import beside_published
 from raydali.run.events import END_EVENTS
 from raydali.run.folder import REPORT, RunFolder
 
@@ -66,7 +65,7 @@ class LiveReport:
 
     def beside_published(self) -> str | None:
         """Return the run's accuracy beside its recipe's; None without a recipe."""
-        return beside_published(self._history.settings, self._history.top1)
+        return text.beside_published(self._history)
 
     def last_and_best(self) -> str | None:
         """Return the score of the last epoch and the best one; None if it is not known."""
@@ -76,12 +75,14 @@ class LiveReport:
         self._history = History.read(self._folder)
 
     def _write(self) -> None:
-        infos = self._folder.filesystem.get_file_info([self._folder.path(file) for file in FILES.values()])
-        for (name, file), info in zip(FILES.items(), infos, strict=True):
+        infos = self._folder.filesystem.get_file_info([self._folder.path(file) for file in FILES])
+        for file, info in zip(FILES, infos, strict=True):
             version = (info.mtime_ns, info.size) if info.is_file else None
-            if version != self._versions.get(name):
-                setattr(self._history, name, self._folder.read(file) if version else None)
-                self._versions[name] = version
+            if version is None:
+                self._history.files.pop(file, None)
+            elif version != self._versions.get(file):
+                self._history.files[file] = self._folder.read(file)
+            self._versions[file] = version
         ended = bool(self._history.events) and self._history.events[-1].get("event") in END_EVENTS
         self._folder.write(REPORT, run_page(self._history, reload_seconds=0 if ended else RELOAD_SECONDS))
 

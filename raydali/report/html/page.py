@@ -1,29 +1,36 @@
-"""report.html of one run."""
+"""report.html of one run, and the templates of all pages."""
 
 import base64
 import io
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from raydali.report.html import text
-from raydali.report.html.charts import Chart, Line, lines, stack
+from raydali.report.html.charts import Chart, Line, Ticks, chart
 from raydali.report.html.evaluation import evaluation_section
-from raydali.report.html.history import Epoch, History
-from raydali.report.html.render import render
-from raydali.report.html.text import DASH, count, figure, percent, seconds
-from raydali.report.html.timeline import event_rows, event_strip, marks
+from raydali.report.html.history import VALIDATION, History
+from raydali.report.html.text import DASH, count, figure, percent
+from raydali.report.html.timeline import timeline
+from raydali.run.folder import EVALUATION, SAMPLES, WORST
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MAX_EPOCHS, MAX_METRICS = 100, 24
 """Limits of the table of epochs, which shows the newest, and of the learning curves, which show the first metrics."""
 SAMPLES_BYTES = 600_000
 """Limit of the embedded samples.png, and of worst.png; a larger one is made smaller."""
 PARTS = (
-    ("waiting for the loader", 1, "loader_wait_seconds"),
-    ("stepping", 0, "step_seconds"),
-    ("checkpointing", 3, "checkpoint_seconds"),
+    ("waiting for the loader", "loader_wait_seconds", 1),
+    ("stepping", "step_seconds", 0),
+    ("checkpointing", "checkpoint_seconds", 3),
 )
-COLUMNS = (
+COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("images", "images", count),
     ("images/s", "images_per_second", count),
     ("ceiling", "of_ceiling", percent),
@@ -36,6 +43,35 @@ COLUMNS = (
 )
 
 
+def render(template: str, **values: Any) -> bytes:
+    """Fill a template of `templates/`; the page is UTF-8, and needs no other file and no network.
+
+    Templates escape whatever they are given, so that no name or error can be markup.
+    """
+    text = _environment().get_template(template).render(values)
+    return text.encode("utf-8", "replace")  # names of files need not be UTF-8
+
+
+@cache
+def _environment() -> "Environment":
+    # Imported with the first page: 0.12 s, which the refusal of a mistyped option need not wait for.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = PackageLoader(__name__.rpartition(".")[0])
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = count
+    environment.globals["asset"] = lambda name: Markup(loader.get_source(environment, name)[0])
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
 def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
     """Render the page of a run.
 
@@ -43,7 +79,12 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         history: of the run.
         reload_seconds: interval at which an open page loads a newer one while the run goes on; 0: never.
     """
-    now, status = time.time(), text.STATUS[history.status]
+    now, status = time.time(), text.STATES[history.status][0]
+    events = timeline(history, now if reload_seconds else None)
+    columns = [column for column in COLUMNS if any(value is not None for value in history.each(column[1]))]
+    columns += [(name, f"{VALIDATION}{name}", figure) for name in history.metrics[:MAX_METRICS]]
+    newest = history.epochs[-1] if history.epochs else None
+    published = text.beside_published(history) if history.status == "finished" else None
     return render(
         "run.html.jinja",
         reload_seconds=reload_seconds,
@@ -53,102 +94,85 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         status=status,
         facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(now)}"])),
         summary=" ".join(filter(None, [text.state(history), text.speed(history), text.waited(history)])),
-        published=text.published(history),
+        published=published and f"{published[0].upper()}{published[1:]}.",
         scores=text.last_and_best(history),
-        verdict=text.verdict(history),
-        figures=_figures(history),
-        speed=_speed(history),
-        learning=_learning(history),
-        events=event_rows(history),
-        strip=event_strip(history, now if reload_seconds else None),
-        samples=_picture(history.samples),
-        evaluation=evaluation_section(history.evaluation),
-        worst=_picture(history.worst),
-        head=["epoch", *(name for name, _, _ in _columns(history)), *history.metrics[:MAX_METRICS]],
-        rows=_rows(history),
+        verdict=newest and newest.verdict and f"Verdict on epoch {newest.number}: {newest.verdict}",
+        figures=[*text.figures(history).items(), *((name, _newest(history, name)) for name in history.metrics[:2])],
+        speed=_speed(history, events.marks),
+        learning=_learning(history, events.marks),
+        timeline=events,
+        samples=_picture(history.files.get(SAMPLES)),
+        evaluation=evaluation_section(history.files.get(EVALUATION)),
+        worst=_picture(history.files.get(WORST)),
+        head=["epoch", *(name for name, _, _ in columns)],
+        rows=[
+            [str(epoch.number), *(form(epoch.get(name)) for _, name, form in columns)]
+            for epoch in history.epochs[-MAX_EPOCHS:]
+        ],
         settings=text.settings(history).items(),
         environment=text.environment(history).items(),
     )
 
 
-def _figures(history: History) -> list[tuple[str, str]]:
-    sums = history.sum("seconds")
-    return [
-        ("epochs", text.epochs_of(history)),
-        ("images/s", count(history.images_per_second)),
-        ("of the ceiling", percent(history.of_ceiling)),
-        ("waiting", percent(history.waiting)),
-        ("time in epochs", seconds(sums[0] if sums else None)),
-        *((name, _newest(history, name)) for name in history.metrics[:2]),
-    ]
-
-
 def _newest(history: History, name: str) -> str:
-    values = [epoch.validation[name] for epoch in history.epochs if name in epoch.validation]
+    values = [value for value in history.each(f"{VALIDATION}{name}") if value is not None]
     return figure(values[-1] if values else None)
 
 
-def _x(epochs: Sequence[Epoch]) -> list[float]:
-    return [float(epoch.number) for epoch in epochs]
+def curve(history: History, name: str, label: str, colour: int, *, dashed: bool = False) -> Line:
+    """The line of a number over the epochs of a run."""
+    return Line(label, [float(epoch.number) for epoch in history.epochs], history.each(name), colour, dashed)
 
 
-def _line(epochs: Sequence[Epoch], name: str, label: str, colour: int, *, dashed: bool = False) -> Line:
-    return Line(label, _x(epochs), [epoch.get(name) for epoch in epochs], colour, dashed)
-
-
-def _validation_line(epochs: Sequence[Epoch], name: str, label: str, colour: int) -> Line:
-    return Line(label, _x(epochs), [epoch.validation.get(name) for epoch in epochs], colour)
-
-
-def _speed(history: History) -> list[Chart]:
-    epochs, resumed = history.epochs, marks(history)
-    throughput = [
-        _line(epochs, "images_per_second", "images/s", 0),
-        _line(epochs, "ceiling_images_per_second", "ceiling", 5, dashed=True),
-        _line(epochs, "loader_images_per_second", "loader alone", 6),
+def _speed(history: History, marks: Ticks) -> list[Chart]:
+    rates = [
+        curve(history, "images_per_second", "images/s", 0),
+        curve(history, "ceiling_images_per_second", "ceiling", 5, dashed=True),
+        curve(history, "loader_images_per_second", "loader alone", 6),
     ]
     shares = [
-        _line(epochs, "of_ceiling", "of the ceiling", 0),
-        _line(epochs, "mfu", "MFU", 2),
-        _line(epochs, "loader_wait_fraction", "waiting for the loader", 1),
+        curve(history, "of_ceiling", "of the ceiling", 0),
+        curve(history, "mfu", "MFU", 2),
+        curve(history, "loader_wait_fraction", "waiting for the loader", 1),
     ]
     return [
-        *lines("Images a second, by epoch", throughput, marks=resumed),
+        *chart("Images a second, by epoch", rates, marks=marks),
         *_times(history),
-        *lines("Shares, by epoch", shares, share=True, marks=resumed),
+        *chart("Shares, by epoch", shares, share=True, marks=marks),
     ]
 
 
 def _times(history: History) -> list[Chart]:
     """Where each epoch's time went. Validation is not part of the epoch's `seconds`, all else is."""
-    epochs = history.epochs
-    starting: list[float | None] = [None] * len(epochs)
+    starting = [0.0] * len(history.epochs)
     for _, step, took in history.starts():
-        for i, epoch in enumerate(epochs):
+        for i, epoch in enumerate(history.epochs):
             if step is not None and took is not None and (epoch.get("step") or 0) > step:
-                starting[i] = (starting[i] or 0.0) + took
+                starting[i] += took
                 break
-    named = [[epoch.get(name) for epoch in epochs] for _, _, name in PARTS]
-    rest: list[float | None] = []
-    for i, epoch in enumerate(epochs):
-        whole, known = epoch.get("seconds"), [column[i] for column in named]
-        parts = [value for value in known if value is not None]
-        rest.append(max(0.0, whole - sum(parts)) if whole is not None and len(parts) == len(known) else None)
-    stacked = [(label, colour, column) for (label, colour, _), column in zip(PARTS, named, strict=True)]
-    validating = [epoch.validation.get("seconds") for epoch in epochs]
-    columns = [*stacked[:2], ("validating", 2, validating), stacked[2], ("other", 5, rest)]
-    return stack("Seconds, by epoch", _x(epochs), columns, starting)
+    lines = [curve(history, name, label, colour) for label, name, colour in PARTS]
+    validating = curve(history, f"{VALIDATION}seconds", "validating", 2)
+    rest = [
+        None if None in (whole, *parts) else max(0.0, whole - sum(parts))
+        for whole, *parts in zip(history.each("seconds"), *(line.y for line in lines), strict=True)
+    ]
+    other = replace(validating, label="other", y=rest, colour=5)
+    lines = [*lines[:2], validating, *lines[2:], other]
+    # A start may take far longer than an epoch.
+    highest = max(
+        (sum(y or 0.0 for y in column) for column in zip(*(line.y for line in lines), strict=True)), default=0
+    )
+    lines.append(replace(validating, label="starting", y=starting, colour=7))
+    return chart("Seconds, by epoch", lines, stacked=True, highest=1.4 * highest or math.inf)
 
 
-def _learning(history: History) -> list[Chart]:
-    epochs, resumed = history.epochs, marks(history)
-    losses = [_line(epochs, "loss", "training", 0), _validation_line(epochs, "loss", "validation", 1)]
-    charts = lines("Loss, by epoch", losses, marks=resumed)
+def _learning(history: History, marks: Ticks) -> list[Chart]:
+    losses = [curve(history, "loss", "training", 0), curve(history, f"{VALIDATION}loss", "validation", 1)]
+    charts = chart("Loss, by epoch", losses, marks=marks)
     for names in metric_groups(history.metrics[:MAX_METRICS]):
-        curves = [_validation_line(epochs, name, name, i) for i, name in enumerate(names)]
-        charts += lines(f"{', '.join(names)}, by epoch", curves, from_zero=False, marks=resumed)
-    rate = [_line(epochs, "learning_rate", "learning rate", 2)]
-    return charts + lines("Learning rate, by epoch", rate, marks=resumed)
+        curves = [curve(history, f"{VALIDATION}{name}", name, i) for i, name in enumerate(names)]
+        charts += chart(f"{', '.join(names)}, by epoch", curves, from_zero=False, marks=marks)
+    return charts + chart("Learning rate, by epoch", [curve(history, "learning_rate", "learning rate", 2)], marks=marks)
 
 
 def metric_groups(names: Sequence[str]) -> list[list[str]]:
@@ -160,43 +184,18 @@ def metric_groups(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _columns(history: History) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
-    """Return those of COLUMNS that some epoch has: none has an MFU on CPUs."""
-    return [column for column in COLUMNS if any(epoch.get(column[1]) is not None for epoch in history.epochs)]
-
-
-def _rows(history: History) -> list[list[str]]:
-    """The newest epochs in numbers: the content of the charts, for readers who cannot see them."""
-    columns, metrics = _columns(history), history.metrics[:MAX_METRICS]
-    return [
-        [
-            str(epoch.number),
-            *(form(epoch.get(name)) for _, name, form in columns),
-            *(figure(epoch.validation.get(name)) for name in metrics),
-        ]
-        for epoch in history.epochs[-MAX_EPOCHS:]
-    ]
-
-
 def _picture(png: bytes | None) -> str:
     """Return samples.png or worst.png as a data URI; empty if there is none, or none that can be read."""
-    try:
-        kind, data = _fitting(png) if png is not None else ("", b"")
-    except Exception:  # an unreadable picture is no reason to have no page
-        return ""
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data else ""
-
-
-def _fitting(png: bytes) -> tuple[str, bytes]:
     from PIL import Image
 
-    with Image.open(io.BytesIO(png)) as opened:
-        if len(png) <= SAMPLES_BYTES and opened.format == "PNG":
-            return "png", png
-        image = opened.convert("RGB")
-    while True:
-        data = io.BytesIO()
-        image.save(data, "JPEG", quality=85)
-        if len(data.getvalue()) <= SAMPLES_BYTES:
-            return "jpeg", data.getvalue()
+    data, kind = png or b"", "png"
+    try:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+    except Exception:  # an unreadable picture is no reason to have no page
+        return ""
+    while len(data) > SAMPLES_BYTES:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=85)
+        data, kind = file.getvalue(), "jpeg"
         image = image.resize((max(1, image.width * 2 // 3), max(1, image.height * 2 // 3)))
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

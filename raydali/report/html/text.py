@@ -1,28 +1,31 @@
-"""The texts of report.html: numbers, and the state of a run."""
+"""The texts on a run: its numbers, its state, its environment, and its recipe."""
 
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydali.report.html.history import History, Status, number
-from raydali.report.recipes import beside_published
+from raydali.errors import UsageError
+from raydali.report.html.history import VALIDATION, History, Status, number
 from raydali.text import duration, plural
+from raydali.train.recipes.published import find_recipe
+from raydali.train.recipes.recipe import Recipe
 
 DASH = "\u2013"
 """Shown for a value that was not measured."""
 
-STATUS: dict[Status, str] = {
-    "finished": "finished",
-    "failed": "failed",
-    "interrupted": "interrupted",
-    "broken": "a worker failed",
-    "running": "under way",
-    "starting": "starting",
-    "empty": "not begun",
+STATES: dict[Status, tuple[str, str]] = {
+    "finished": ("finished", "Finished: {}."),
+    "failed": ("failed", "Failed after {}."),
+    "interrupted": ("interrupted", "Interrupted after {}; the same command goes on."),
+    "broken": ("a worker failed", "A worker failed after {}, and no other start is known of yet."),
+    "running": ("under way", "Under way, unless it ended without a word: {}."),
+    "starting": ("starting", "Starting: {}."),
+    "empty": ("not begun", "No step was made yet."),
 }
+"""Each status in a word, and as a sentence about the epochs that are done."""
 
 
 def count(value: float | None) -> str:
@@ -60,18 +63,12 @@ def moment(value: float | None) -> str:
         return DASH
 
 
-def published(history: History) -> str | None:
-    """The accuracy of a finished run beside its recipe's, as a sentence; None without a recipe."""
-    said = beside_published(history.settings, history.top1) if history.status == "finished" else None
-    return said and f"{said[0].upper()}{said[1:]}."
-
-
 def scores(history: History) -> tuple[str, str]:
     """The score of the last epoch, and the best one; dashes if the best one is not known."""
     if history.best is None or not history.epochs:
         return DASH, DASH
     last, (metric, score, epoch) = history.epochs[-1], history.best
-    last_score = f"{metric} {figure(last.validation.get(metric))} in epoch {last.number}"
+    last_score = f"{metric} {figure(last.get(f'{VALIDATION}{metric}'))} in epoch {last.number}"
     return last_score, f"{metric} {figure(score)} in epoch {epoch}"
 
 
@@ -83,34 +80,18 @@ def last_and_best(history: History) -> str | None:
     return f"last {last}, best {best} (best/, which evaluate, predict and export use)"
 
 
-def _epochs(history: History) -> list[float]:
-    """The number of completed epochs, and that of all epochs if it is known."""
-    asked = number(history.settings.get("epochs"))
-    return [len(history.epochs), *([] if asked is None else [asked])]
-
-
 def epochs_of(history: History) -> str:
     """Format the number of completed epochs, such as 3 of 10."""
-    return " of ".join(map(count, _epochs(history)))
+    asked = number(history.settings.get("epochs"))
+    return " of ".join(map(count, [len(history.epochs), *([] if asked is None else [asked])]))
 
 
 def state(history: History) -> str:
     """The state of the run, as a sentence."""
-    done = f"{epochs_of(history)} {'epoch' if _epochs(history)[-1] == 1 else 'epochs'}"
-    sentence = {
-        "finished": f"Finished: {done}.",
-        "failed": f"Failed after {done}.",
-        "interrupted": f"Interrupted after {done}; the same command goes on.",
-        "broken": f"A worker failed after {done}, and no other start is known of yet.",
-        "running": f"Under way, unless it ended without a word: {done}.",
-        "starting": f"Starting: {done}.",
-        "empty": "No step was made yet.",
-    }[history.status]
-    if history.status in ("failed", "broken") and history.events:
-        error = history.events[-1].get("error")
-        if isinstance(error, str) and error:
-            sentence += f" {error if len(error) <= 400 else error[:400] + chr(0x2026)}"
-    return sentence
+    done = epochs_of(history)
+    sentence = STATES[history.status][1].format(f"{done} {'epoch' if done.split()[-1] == '1' else 'epochs'}")
+    error = history.events[-1].get("error") if history.status in ("failed", "broken") and history.events else None
+    return f"{sentence} {shortened(error)}" if isinstance(error, str) and error else sentence
 
 
 def speed(history: History) -> str | None:
@@ -130,10 +111,15 @@ def waited(history: History) -> str | None:
     return None if share is None else f"The ranks waited for data {percent(share)} of that time."
 
 
-def verdict(history: History) -> tuple[int, str] | None:
-    """The newest epoch's number and verdict, if it has one."""
-    newest = history.epochs[-1] if history.epochs else None
-    return (newest.number, newest.verdict) if newest is not None and newest.verdict is not None else None
+def figures(history: History) -> dict[str, str]:
+    """The figures over all epochs by name."""
+    return {
+        "epochs": epochs_of(history),
+        "images/s": count(history.images_per_second),
+        "of the ceiling": percent(history.of_ceiling),
+        "waiting": percent(history.waiting),
+        "time in epochs": seconds(history.seconds),
+    }
 
 
 def where(history: History) -> str | None:
@@ -192,3 +178,33 @@ def shown(setting: object) -> str:
         return "yes" if setting else "no"
     text = ", ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
     return shortened(re.sub(r"://[^/@\s]+@", "://\u2026@", text))
+
+
+def recipe_lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines on the recipe of a run that begins; none without a recipe.
+
+    Args:
+        settings: as `config.json` has them.
+    """
+    if (recipe := _recipe(settings)) is not None:
+        yield f"recipe {settings['recipe']}: top-1 {recipe.top1:.4g} published ({recipe.measured_on}), {recipe.source}"
+        for difference in recipe.differences(settings):
+            yield f"differs from recipe {settings['recipe']}: {difference}"
+
+
+def beside_published(history: History) -> str | None:
+    """Return the accuracy of a run's last epoch beside the published one; None without a recipe or an accuracy."""
+    settings, top1 = history.settings, history.epochs[-1].get(f"{VALIDATION}top1") if history.epochs else None
+    if top1 is None or (recipe := _recipe(settings)) is None:
+        return None
+    text = f"top-1 {top1:.4f}; recipe {settings['recipe']}: {recipe.top1:.4g} published ({recipe.measured_on})"
+    differences = ", ".join(recipe.differences(settings))
+    return f"{text}; this run differs: {differences}" if differences else text
+
+
+def _recipe(settings: Mapping[str, Any]) -> Recipe | None:
+    name = settings.get("recipe")
+    try:
+        return find_recipe(name) if isinstance(name, str) else None
+    except UsageError:  # of another version
+        return None

@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from raydali.report.html.charts import Mark
 from raydali.report.html.history import History, number
 from raydali.report.html.text import DASH, count, figure, many, moment, seconds, shortened, shown
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
@@ -47,126 +47,92 @@ _NOTICES = {
 
 
 @dataclass(frozen=True)
-class EventRow:
-    """An event in the table: seconds since the start, the style of its dot, what happened, and when."""
+class Shown:
+    """An event in the table and in the timeline.
+
+    Attributes:
+        after: seconds since the start, as a text.
+        left: position in the timeline in percent; None if its time is not known.
+        style: of its dot.
+        text: what happened.
+        at: when.
+    """
 
     after: str
+    left: float | None
     style: str
     text: str
     at: str
 
 
 @dataclass(frozen=True)
-class Strip:
-    """The events on a line of time; positions and widths are in percent of it.
+class Timeline:
+    """The newest events, oldest first, on a line of time.
 
     Attributes:
-        spans: style, position and width of each time in which workers started or trained.
-        marks: style, position and text of each event.
-        begin, length: of the line, as texts.
+        spans: style, position and width, in percent, of each time in which workers started or trained.
+        begin, length: of the line, as texts; begin is a dash if no event has a time.
+        marks: for charts over epochs: the boundary of epochs where a resume happened, and its text.
     """
 
-    spans: list[tuple[str, str, str]]
-    marks: list[tuple[str, str, str]]
+    events: list[Shown]
+    spans: list[tuple[str, float, float]]
     begin: str
     length: str
+    marks: list[tuple[float, str]]
 
     @property
     def styles(self) -> set[str]:
         """The styles of what is shown, as a legend has them."""
-        return {f"span {style}" for style, *_ in self.spans} | {f"dot {style}" for style, *_ in self.marks}
+        return {f"span {style}" for style, *_ in self.spans} | {f"dot {event.style}" for event in self.events}
 
 
-def event_rows(history: History) -> list[EventRow]:
-    """The newest events, oldest first."""
-    begun = _begun(history)
-    rows = []
-    for row, text in _described(history):
-        time = number(row.get("time"))
-        after = DASH if time is None or begun is None else seconds(time - begun)
-        rows.append(EventRow(after, _style(row), text, moment(time)))
-    return rows
+def timeline(history: History, now: float | None) -> Timeline:
+    """Return the events; `now`: seconds since 1970 while the run goes on, else None."""
+    times = [time for row in history.events if (time := number(row.get("time"))) is not None]
+    # The run began before its first event, which comes after the first step.
+    begun = min([*times, *(time - took for time, _, took in history.starts() if took)], default=math.nan)
+    ended = max([*times, now or -math.inf], default=math.nan)
 
+    def share(seconds: float) -> float:
+        return 100 * seconds / ((ended - begun) or 1.0)
 
-def event_strip(history: History, now: float | None) -> Strip | None:
-    """The timeline, or None if no event has a time; `now`: seconds since 1970 while the run goes on, else None."""
-    if (begun := _begun(history)) is None:
-        return None
-    ended = max([*_times(history), now or -math.inf])
-
-    def share(seconds: float) -> str:
-        return f"{100 * seconds / ((ended - begun) or 1.0):.2f}"
-
-    return Strip(
-        spans=[(style, share(first - begun), share(last - first)) for style, first, last in _spans(history, ended)],
-        marks=[
-            (_style(row), share(time - begun), f"{text}, after {seconds(time - begun)}")
-            for row, text in _described(history)
-            if (time := number(row.get("time"))) is not None
-        ],
-        begin=moment(begun),
+    events, marks, changed, size = list[Shown](), list[tuple[float, str]](), list[str](), None
+    for row in history.events:
+        kind, time, text = row.get("event"), number(row.get("time")), event(row, size)
+        after, left = (DASH, None) if time is None else (seconds(time - begun), share(time - begun))
+        events.append(Shown(after, left, _STYLE.get(str(kind), "calm"), text + phases(row), moment(time)))
+        if kind == "settings":
+            changed.append(changed_settings(row))
+        elif kind in ("start", "resume"):
+            step, size = number(row.get("step")), number(row.get("world_size"))
+            epochs = (epoch.number for epoch in history.epochs if step is not None and (epoch.get("step") or 0) > step)
+            if kind == "resume" and (first := next(epochs, None)) is not None:
+                marks.append((first - 0.5, "; ".join([text, *changed])))
+            changed.clear()
+    spans = [(style, share(first - begun), share(last - first)) for style, first, last in _spans(history, ended)]
+    return Timeline(
+        events=events[-MAX_EVENTS:],
+        spans=spans,
+        begin=moment(begun) if times else DASH,
         length=seconds(ended - begun),
+        marks=marks[-MAX_EVENTS:],
     )
 
 
-def _described(history: History) -> list[tuple[Mapping[str, Any], str]]:
-    """The newest events with their texts; the text of a start has the number of workers before it."""
-    described, size = [], None
-    for row in history.events:
-        described.append((row, event(row, size) + phases(row)))
-        if row.get("event") in ("start", "resume"):
-            size = number(row.get("world_size"))
-    return described[-MAX_EVENTS:]
-
-
-def _times(history: History) -> list[float]:
-    return [time for row in history.events if (time := number(row.get("time"))) is not None]
-
-
-def _begun(history: History) -> float | None:
-    """When the run began: before its first event, which comes after the first step."""
-    return min([*_times(history), *(time - took for time, _, took in history.starts() if took)], default=None)
-
-
-def _style(row: Mapping[str, Any]) -> str:
-    return _STYLE.get(str(row.get("event")), "calm")
-
-
-def _spans(history: History, ended: float) -> list[tuple[str, float, float]]:
+def _spans(history: History, ended: float) -> Iterator[tuple[str, float, float]]:
     """Style, begin and end of each time in which workers started or trained, until the event that ended it."""
-    ends = sorted(
+    ends = [
         time
         for row in history.events
         if row.get("event") in (*GROUP_END_EVENTS, *END_EVENTS) and (time := number(row.get("time"))) is not None
-    )
-    spans, starts = [], list(history.starts())
-    for i, (time, _, took) in enumerate(starts):
+    ]
+    starts = [*history.starts()]
+    for (time, _, took), following in zip_longest(starts, starts[1:]):
         if took:
-            spans.append(("starting", time - took, time))
-        following = starts[i + 1] if i + 1 < len(starts) else None
+            yield "starting", time - took, time
         until = following[0] - (following[2] or 0.0) if following else ended
-        spans.append(("running", time, max(time, min([until, *(end for end in ends if end > time)]))))
-    return spans
-
-
-def marks(history: History) -> list[Mark]:
-    """The resumes, at the boundary of epochs where each happened, for charts over epochs."""
-    found: list[Mark] = []
-    size: float | None = None
-    step_of = [(epoch.number, epoch.get("step")) for epoch in history.epochs]
-    changed: list[str] = []
-    for row in history.events:
-        if row.get("event") == "settings":
-            changed.append(changed_settings(row))
-        if row.get("event") not in ("start", "resume"):
-            continue
-        step, before = number(row.get("step")), size
-        size = number(row.get("world_size"))
-        after = next((epoch for epoch, of in step_of if step is not None and of is not None and of > step), None)
-        if row.get("event") == "resume" and after is not None:
-            found.append(Mark(after - 0.5, "; ".join([event(row, before), *changed])))
-        changed.clear()
-    return found[-MAX_EVENTS:]
+        yield "running", time, max(time, min([until, *(end for end in ends if end > time)]))
 
 
 def phases(row: Mapping[str, Any]) -> str:

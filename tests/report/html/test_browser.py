@@ -37,7 +37,7 @@ def history(epochs: int = 5, ranks: int = 3) -> History:
     made.add_event(start(60, step=10 * epochs - 10, world_size=ranks))
     made.add_epoch(record(epochs - 1, ranks=ranks))
     made.add_event(event("finish", 90))
-    made.evaluation = json.dumps(found(30)).encode()
+    made.files["evaluation.json"] = json.dumps(found(30)).encode()
     return made
 
 

@@ -19,7 +19,8 @@ from tests.support.report_runs import record, write
 
 def page(content: bytes | None, worst: bytes | None = None) -> bytes:
     made = history([record(0)])
-    made.evaluation, made.worst = content, worst
+    files = {EVALUATION: content, WORST: worst}
+    made.files = {name: found for name, found in files.items() if found is not None}
     return run_page(made)
 
 
@@ -43,17 +44,17 @@ def test_cells_are_as_strong_as_their_share_of_the_row() -> None:
     section = evaluation_section(encoded(confusion=[[16, 0, 4], [0, 20, 0], [0, 0, 0]]))
     assert section is not None
     least, most = SHADES
-    assert [[cell.text for cell in cells] for _, cells in section.matrix] == [["16", "", "4"], ["", "20", ""], [""] * 3]
-    shades = [[cell.shade for cell in cells] for _, cells in section.matrix]
+    texts, shades = ([[cell[i] for cell in cells] for _, cells in section["matrix"]] for i in range(2))
+    assert texts == [["16", "", "4"], ["", "20", ""], [""] * 3]
     assert shades[1:] == [[0, most, 0], [0, 0, 0]] and least < shades[0][2] < shades[0][0] < most
-    assert section.matrix[0][1][2].title == "class 0 predicted as class 2: 4 of 20"
+    assert section["matrix"][0][1][2][2] == "class 0 predicted as class 2: 4 of 20"
 
 
 def test_many_classes_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     section = evaluation_section(json.dumps(found(150)).encode())
-    assert section is not None and not section.matrix and len(section.rows) == MAX_CLASSES
-    assert section.note.startswith("100 of 150 classes")
-    assert [row[0] for row in section.rows[:2]] == ["class 149", "class 148"]
+    assert section is not None and not section["matrix"] and len(section["rows"]) == MAX_CLASSES
+    assert section["note"].startswith("100 of 150 classes")
+    assert [row[0] for row in section["rows"][:2]] == ["class 149", "class 148"]
     monkeypatch.setattr(evaluation, "MAX_BROKEN", 1)
     said = text(page(encoded()))
     assert "2 samples left out" in said and "/data/a.jpg" in said and "/data/b.jpg" not in said
@@ -107,7 +108,7 @@ def test_the_page_of_a_run_has_the_newest(tmp_path: Path) -> None:
     folder.write_json(EVALUATION, found(3))
     folder.write(WORST, b"no picture")
     assert "60 samples" in shown()
-    assert History.read(folder).worst == b"no picture"
+    assert History.read(folder).files[WORST] == b"no picture"
     folder.write_json(EVALUATION, found(3) | {"samples": 61_234})
     folder.remove(WORST)
     assert "61,234 samples" in shown()

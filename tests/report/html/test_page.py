@@ -64,7 +64,7 @@ def test_one_epoch_of_one_rank() -> None:
     page = run_page(history([record(0, ranks=1)], [start(1, world_size=1)]))
     assert "1 of 10 epochs" in text(page)
     assert charts(page)["Loss, by epoch"]["lines"][0]["y"] == [2.0]
-    assert re.search(r'<path class="line c0" d="M500\.0 [\d.]+h\.01"/>', page.decode())  # a dot in the middle
+    assert re.search(r'<path class="line c0" d="M50\.00 [\d.]+h\.01"/>', page.decode())  # a dot in the middle
 
 
 def test_the_utilisation_is_shown_where_it_is_known() -> None:
@@ -177,11 +177,11 @@ def test_what_has_no_content_is_left_out() -> None:
 def test_samples_are_embedded(side: int, kind: str) -> None:
     made, png = history([record(0)]), io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)).save(png, "PNG")
-    made.samples = png.getvalue()
+    made.files["samples.png"] = png.getvalue()
     page = run_page(made).decode()
     (found,) = re.findall(r'alt="samples.png: [^"]*" src="data:image/(\w+);base64,([^"]+)"', page)
     assert found[0] == kind and len(base64.b64decode(found[1])) <= SAMPLES_BYTES
-    made.samples = b"no picture"
+    made.files["samples.png"] = b"no picture"
     assert "samples.png cannot be read" in text(run_page(made))
 
 
@@ -192,7 +192,7 @@ def test_times_in_words() -> None:
 
 def test_the_best_epoch_is_named_beside_the_last() -> None:
     made = history([record(epoch, validation={"top1": top1}) for epoch, top1 in enumerate((0.25, 0.53061, 0.4028))])
-    made.model = b'{"best": {"epoch": 1, "metric": "top1", "score": 0.53061}}'
+    made.files["model.json"] = b'{"best": {"epoch": 1, "metric": "top1", "score": 0.53061}}'
     said = text(run_page(made))
     assert "last top1 0.4028 in epoch 2, best top1 0.5306 in epoch 1 (best/, which evaluate" in said
     assert "--checkpoint newest" in said
@@ -201,7 +201,7 @@ def test_the_best_epoch_is_named_beside_the_last() -> None:
     compared = text(compare_page([made, other]))
     assert "top1 0.5306 in epoch 1 cats" in compared and "--checkpoint newest" in compared
     made.add_epoch(record(3, validation={"top1": 0.75}))
-    made.model = b'{"best": {"epoch": 3, "metric": "top1", "score": 0.75}}'
+    made.files["model.json"] = b'{"best": {"epoch": 3, "metric": "top1", "score": 0.75}}'
     assert "top1 0.75 in epoch 3, the last and the best." in text(run_page(made))
 
 
@@ -210,7 +210,8 @@ def test_the_best_epoch_is_named_beside_the_last() -> None:
 )
 def test_runs_that_do_not_know_their_best_epoch(model: bytes | None) -> None:
     made = history([record(0)])
-    made.model = model
+    if model is not None:
+        made.files["model.json"] = model
     assert "best" not in text(run_page(made)) and "best" not in text(compare_page([made])).partition("Loss and")[0]
 
 
@@ -220,7 +221,7 @@ def test_a_comparison() -> None:
     second.name = "cats"
     page = compare_page([first, second])
     said = text(page)
-    assert mentions(said, "pets 3 2 100 80.0% 12.5% 6 0.6667") and mentions(said, "cats 1 3 4 200 80.0% 12.5% 2 7.5")
+    assert mentions(said, "pets 2 3 100 80.0% 12.5% 6 0.6667") and mentions(said, "cats 4 1 3 200 80.0% 12.5% 2 7.5")
     assert "model resnet18 resnet50" in said and "epochs 3 3" not in said
     curves = charts(page)["Images a second, by epoch"]["lines"]
     assert [(line["label"], line["y"]) for line in curves] == [("pets", [100] * 3), ("cats", [200])]
@@ -247,5 +248,5 @@ def test_what_a_folder_holds_is_read(folder: RunFolder) -> None:
     write(folder, [record(0), record(1)], [start(1)])
     folder.write("samples.png", b"png")
     made = History.read(folder)
-    assert (len(made.epochs), len(made.events), made.samples) == (2, 1, b"png")
+    assert (len(made.epochs), len(made.events), made.files) == (2, 1, {"samples.png": b"png"})
     assert made.settings["model"] == "resnet18" and made.name == "run"

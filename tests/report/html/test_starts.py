@@ -8,7 +8,7 @@ import pytest
 from raydali.report.html.compare import compare_page
 from raydali.report.html.page import run_page
 from raydali.report.html.text import environment, state
-from raydali.report.html.timeline import marks
+from raydali.report.html.timeline import timeline
 from tests.support.messages import mentions
 from tests.support.report_pages import charts, history, text
 from tests.support.report_runs import event, record, start
@@ -30,8 +30,8 @@ def test_resumes_of_other_sizes() -> None:
     made.add_event(start(300, step=50, world_size=1, seconds=110))
     made.add_event(start(400, step=60, world_size=1, seconds=210))  # whose workers before ended without a word
     assert [took for _, _, took in made.starts()] == [5, 20, 10, 30, None]
-    (mark,) = marks(made)
-    assert mark.x == 1.5 and mentions(mark.label, "20 100 3 cpu 4")
+    ((at, label),) = timeline(made, None).marks
+    assert at == 1.5 and mentions(label, "20 100 3 cpu 4")
     page = run_page(made)
     starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
     assert starting["y"] == [5, 0, 20, 0]
@@ -45,13 +45,13 @@ def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
     assert made.status == "starting"
     made.add_event(start(70, step=20, seconds=70))
     made.add_epoch(record(2))
-    (mark,) = marks(made)
+    ((_, label),) = timeline(made, None).marks
     changed = "--resize-size 32 instead of 256, --val-data /val instead of \u2013"
-    assert mark.label.startswith("resumed at step 20 of 100: ") and mark.label.endswith(f"; {changed}")
+    assert label.startswith("resumed at step 20 of 100: ") and label.endswith(f"; {changed}")
     assert f"other settings: {changed}" in text(run_page(made))
     made.add_event(start(90, step=20, seconds=90))
     made.add_epoch(record(2))
-    assert changed not in marks(made)[-1].label
+    assert changed not in timeline(made, None).marks[-1][1]
 
 
 @pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
@@ -132,5 +132,5 @@ def test_the_phases_of_a_start_are_in_its_line() -> None:
     assert "cpu; imports 3.2 s, compile 1 min 1 s" in text(run_page(made))
     made.add_event(start(70, step=10, seconds=70, phases={"worker start": 9.0}))
     made.add_epoch(record(1))
-    (mark,) = marks(made)
-    assert "worker start" not in mark.label and "cpu; worker start 9 s" in text(run_page(made))
+    ((_, label),) = timeline(made, None).marks
+    assert "worker start" not in label and "cpu; worker start 9 s" in text(run_page(made))

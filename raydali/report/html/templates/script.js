@@ -10,12 +10,11 @@ const nearest = (xs, x) => xs.reduce((best, other, i) => Math.abs(other - x) < M
 function lineChart(data) {
   const longest = data.lines.reduce((a, b) => b.x.length > a.x.length ? b : a).x;
   const tolerance = longest.length > 1 ? (longest[1] - longest[0]) / 2 : .5;
-  const name = i => data.names ? data.names[i] : 'epoch ' + format(longest[i]);
   return {
     count: longest.length,
     columnAt: x => nearest(longest, data.left + x * (data.right - data.left)),
     middle: i => (longest[i] - data.left) / (data.right - data.left),
-    text: i => name(i) + ': ' + data.lines.map(line => {
+    text: i => 'epoch ' + format(longest[i]) + ': ' + data.lines.map(line => {
       const j = nearest(line.x, longest[i]);
       return Math.abs(line.x[j] - longest[i]) > tolerance ? null : line.label + ' ' + format(line.y[j], data.share);
     }).filter(text => text).join(', '),
