@@ -352,7 +352,7 @@ def _take(batches: "Iterator[Batch]", step: Step) -> None:
 
 def _segment(task: StrategyTask, worker: "Worker", batches: "Iterator[Batch]", step: Step) -> dict[str, float]:
     """Measure this process's rate, and the share of the time in which its (first) GPU had no data."""
-    from raydali.measure.clock import StageClock
+    from raydali.measure.meter import StageClock
 
     worker.barrier()
     clock = StageClock(worker.device)

@@ -302,7 +302,7 @@ class Segments:
 
     def _with_loader(self, use: Callable[[Pair], None]) -> Segment:
         """Time taking a batch and using it, once per step of a segment."""
-        from raydali.measure.clock import StageClock
+        from raydali.measure.meter import StageClock
 
         for _ in range(self._feed.store + 1):
             use(next(self._feed.batches))

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from raydali.measure.live_metrics import PULSE_SECONDS, LiveMetrics
-from raydali.measure.meter import EpochMeter
+from raydali.measure.meter import PULSE_SECONDS, EpochMeter, LiveMetrics
 from raydali.measure.records import Figures
 
 
@@ -13,8 +12,8 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ceiling: float | None = 40.0) -> None:
         self.now = 100.0
-        monkeypatch.setattr("raydali.measure.clock.time.perf_counter", lambda: self.now)
-        monkeypatch.setattr("raydali.measure.live_metrics.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("raydali.measure.meter.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("raydali.measure.meter.time.monotonic", lambda: self.now)
         self.meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here")
         self.published: list[Figures] = []
         self.prepared: int | None = 4

@@ -1,5 +1,6 @@
-"""What one rank measures of an epoch."""
+"""The clock of a rank's stages on a CPU, and what the rank measures of an epoch; the GPU's is in tests/gpu."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from raydali.data.sources.reading import PythonCpuTime, WaitTimer
-from raydali.measure.meter import EpochMeter
+from raydali.measure.meter import EpochMeter, StageClock
 from tests.support.records import epoch_line
 
 Clock = list[float]
@@ -22,8 +23,60 @@ UNTIMED: dict[str, Any] = {
 def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time, in a list of one that the test may change."""
     clock = [1000.0]
-    monkeypatch.setattr("raydali.measure.clock.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("raydali.measure.meter.time.perf_counter", lambda: clock[0])
     return clock
+
+
+def cpu_clock() -> StageClock:
+    return StageClock(torch.device("cpu"))
+
+
+def test_each_stage_gets_the_time_until_the_next_one(now: Clock) -> None:
+    clock = cpu_clock()
+    clock.reset()
+    now[0] += 50  # nothing runs before the first stage
+    assert clock.totals() == {}
+    for stage, seconds in [("wait", 1.0), ("step", 2.0), ("step", 1.0), ("wait", 0.25), ("step", 4.0)]:
+        clock.enter(stage)
+        now[0] += seconds
+    clock.totals()["step"] = 100.0
+    assert clock.totals() == clock.totals() == {"wait": 1.25, "step": 7.0}
+
+
+def test_after_a_reset_the_running_stage_goes_on_from_now(now: Clock) -> None:
+    clock = cpu_clock()
+    for stage in ("wait", "step"):
+        clock.enter(stage)
+        now[0] += 1.0
+    clock.reset()
+    assert clock.so_far() == ({}, {}) and not clock.shortest
+    now[0] += 4.0
+    assert clock.totals() == {"step": 4.0}
+
+
+def test_stages_add_up_to_the_wall_time() -> None:
+    before = time.perf_counter()
+    clock = cpu_clock()
+    clock.enter("wait")
+    began = time.perf_counter()
+    for stage in ("step", "wait", "step", "checkpoint", "loop"):
+        time.sleep(0.002)
+        clock.enter(stage)
+    time.sleep(0.002)
+    ended = time.perf_counter()
+    total = sum(clock.totals().values())
+    assert ended - began <= total <= time.perf_counter() - before
+
+
+def test_so_far_is_what_has_ended_and_the_shortest_run_is_known(now: Clock) -> None:
+    clock = cpu_clock()
+    for seconds in (2.0, 0.5, 3.0):
+        clock.enter("step")
+        now[0] += seconds
+        clock.enter("wait")
+        now[0] += 1.0
+    assert clock.so_far() == ({"step": 5.5, "wait": 2.0}, {"step": 3, "wait": 2})
+    assert clock.shortest == {"step": 0.5, "wait": 1.0} and clock.latest["step"] == 3.0
 
 
 def make_meter() -> EpochMeter:
@@ -162,10 +215,3 @@ def test_recording_ends_nothing_and_a_reset_begins_a_new_epoch(now: Clock) -> No
     record = meter.record()
     assert (record.images, record.loss_sum, record.seconds) == (1, 3.0, 4.0)
     assert (record.loader_wait_seconds, record.step_seconds) == (0.0, 4.0)
-
-
-@pytest.mark.usefixtures("now")
-def test_nothing_measured_is_a_record_of_zeros() -> None:
-    record = make_meter().record()
-    assert (record.images, record.loss_sum, record.seconds) == (0, 0.0, 0.0)
-    assert record.first_batch_seconds is None

@@ -49,8 +49,7 @@ from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step, StepContext
 from raydali.measure.flops import peak_flops
-from raydali.measure.live_metrics import LiveMetrics
-from raydali.measure.meter import EpochMeter
+from raydali.measure.meter import EpochMeter, LiveMetrics
 from raydali.measure.records import epoch_record
 from raydali.run.events import Left, Notice
 from raydali.run.messages import EpochEnded, Note
