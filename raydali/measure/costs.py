@@ -63,10 +63,11 @@ def seconds_by_cause(
     lost = straggler.seconds if straggler is not None else 0.0
     others = [rank for rank in ranks if straggler is None or rank is not straggler.rank]
     exchanging = _communicating(ranks)
-    begun, started, saved = max(map(_begun, ranks)), max(map(_first_batch, ranks)), max(map(_saving, ranks))
+    begun, started = max(map(_begun, ranks)), max(map(_first_batch, ranks))
+    saved = max(float(rank["checkpoint_seconds"]) for rank in ranks)
     # The other ranks spend these seconds in the all-reduce. They wait there longer if different ranks are late in
     # different steps.
-    known = fmean(begun - _begun(rank) + saved - _saving(rank) for rank in others)
+    known = fmean(begun - _begun(rank) + saved - rank["checkpoint_seconds"] for rank in others)
     waiting = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost)
     if all(rank["exchange_seconds"] is not None for rank in others):
         known = min(known, waiting)
@@ -183,10 +184,6 @@ def waited(rank: Rank) -> float:
 
 def _first_batch(rank: Rank) -> float:
     return float(rank["first_batch_seconds"] or 0.0)
-
-
-def _saving(rank: Rank) -> float:
-    return float(rank["checkpoint_seconds"])
 
 
 def _compiling(rank: Rank) -> float:

@@ -181,12 +181,11 @@ def epoch_record(
     }
     try:
         found = verdict(line, options, useful_block)
-        text = str(found)
     except Exception as error:  # a description must not end the run
         warnings.warn(f"no verdict could be found: {type(error).__name__}: {error}", stacklevel=2)
         return line
     if found:
-        line["verdict"], line["costs"] = text, found.costs
+        line["verdict"], line["costs"] = found.text, found.costs
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line

@@ -48,7 +48,7 @@ def judged(*ranks: RankRecord, **facts: Any) -> Verdict:
 def test_healthy_runs_are_step_bound() -> None:
     alone = judged(rank())
     assert alone.kind == "step-bound"
-    assert str(alone).startswith("step-bound: 97% of the ceiling")
+    assert alone.text.startswith("step-bound: 97% of the ceiling")
     assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
     unmeasured = judged(rank(), ceiling=None)
     assert unmeasured.kind == "step-bound" and mentions(unmeasured.text, "ceiling not known")
@@ -68,10 +68,10 @@ def test_waiting_for_the_loader_is_put_down_to_what_held_it_up(cause: str, words
     ranks = [rank(i, 2, seconds=20.0, loader_wait_seconds=10.0, step_seconds=9.8, loader_waits=waits) for i in range(2)]
     found = judged(*ranks)
     assert (found.kind, found.cause) == ("loader-bound", cause)
-    assert str(found).startswith(words)
+    assert found.text.startswith(words)
     assert found.costs[cause] == pytest.approx(10 / 20.3 * 5.0 / 5.3, rel=0.05)
     record = line(*ranks)
-    assert record["verdict"] == str(found) and record["costs"] == found.costs
+    assert record["verdict"] == found.text and record["costs"] == found.costs
     assert record["loader_images_per_second"] == record["images_per_second"] == 100.0
 
 
@@ -91,7 +91,7 @@ def test_python_during_steps_at_ceiling_speed_is_not_blamed() -> None:
 def test_a_loader_that_cannot_tell_is_named_all_the_same() -> None:
     found = judged(rank(seconds=20.0, loader_wait_seconds=10.0))
     assert (found.kind, found.cause) == ("loader-bound", "loader")
-    assert str(found).startswith("loader-bound: ")
+    assert found.text.startswith("loader-bound: ")
 
 
 def test_a_rank_whose_steps_are_slow() -> None:
@@ -99,7 +99,7 @@ def test_a_rank_whose_steps_are_slow() -> None:
     late = rank(3, 4, node="b", seconds=15.0, step_seconds=14.7, exchange_seconds=0.4)
     found = judged(*others, late)
     assert found.kind == "straggler"
-    assert str(found).startswith("straggler, rank 3 on node b: ") and mentions(found.text, "33% steps slow")
+    assert found.text.startswith("straggler, rank 3 on node b: ") and mentions(found.text, "33% steps slow")
     assert found.costs["straggler"] == pytest.approx(5.1 / 15.3, abs=0.01)
     assert found.costs.get("contention", 0) < 0.02
 
@@ -121,7 +121,7 @@ def test_a_rank_that_waits_for_cores_is_contended_and_no_straggler(others: int) 
     late: dict[str, Any] = {"device": "cpu", "seconds": 15.0, "step_seconds": 14.7, "exchange_seconds": 0.4}
     of_machine = {"host_busy_seconds": 29.0, "host_idle_seconds": 1.0}
     found = judged(*waiting, rank(others, others + 1, node="b", **late, **of_machine, cpu_queued_seconds=4.5))
-    assert str(found).startswith("CPU contention: other processes used 66% of the CPU time on node b, ")
+    assert found.text.startswith("CPU contention: other processes used 66% of the CPU time on node b, ")
     assert found.costs["contention"] == pytest.approx(5.1 / 15.3, abs=0.05) and "straggler" not in found.costs
     few = rank(others, others + 1, node="b", **late, **of_machine, cpu_queued_seconds=2.0)
     assert judged(*waiting, few).kind == "straggler"
@@ -191,7 +191,7 @@ def test_exchanging_gradients() -> None:
 
 def test_a_loader_in_the_way_of_a_gpu_s_steps() -> None:
     found = judged(rank(seconds=14.0, step_seconds=13.7))
-    assert str(found).startswith("GPU contention: ")
+    assert found.text.startswith("GPU contention: ")
     assert found.costs["gpu contention"] == pytest.approx((13.7 - 1000 / 103) / 14.3, abs=0.001)
 
 
@@ -200,7 +200,7 @@ def test_reading_that_lacks_cores_is_no_gpu_contention() -> None:
     busy: dict[str, Any] = {"cpu_seconds": 39.0, "host_busy_seconds": 40.0, "host_idle_seconds": 0.5}
     found = judged(rank(**slow, **busy, helpers_queued_seconds=9.0))
     assert (found.kind, found.costs.get("gpu contention", 0.0)) == ("contention", 0.0)
-    assert str(found).startswith("CPU contention: ")
+    assert found.text.startswith("CPU contention: ")
 
 
 def test_cores_that_others_took() -> None:
@@ -215,7 +215,7 @@ def test_cores_that_others_took() -> None:
         ),
         ceiling=51.0,  # measured while they were at it
     )
-    assert str(found).startswith("CPU contention: other processes used 75% of the CPU time")
+    assert found.text.startswith("CPU contention: other processes used 75% of the CPU time")
 
 
 def test_own_cores_that_do_not_suffice() -> None:
@@ -230,7 +230,7 @@ def test_own_cores_that_do_not_suffice() -> None:
             host_idle_seconds=0.5,
         )
     )
-    assert str(found).startswith("CPU contention: the model and the loader ")
+    assert found.text.startswith("CPU contention: the model and the loader ")
 
 
 def test_reading_that_waits_for_cores_is_contention() -> None:
@@ -243,7 +243,7 @@ def test_reading_that_waits_for_cores_is_contention() -> None:
 
 def test_slow_steps_without_queueing_are_no_contention() -> None:
     found = judged(rank(device="cpu", seconds=100.0, step_seconds=99.7))
-    assert found.kind == "slower steps" and "contention" not in str(found)
+    assert found.kind == "slower steps" and "contention" not in found.text
 
 
 def test_start_up_and_compile() -> None:
@@ -320,7 +320,7 @@ def test_waiting_costs_no_more_than_the_ceiling_leaves() -> None:
     assert (unbounded.kind, unbounded.cause) == ("loader-bound", "storage")
     assert mentions(unbounded.text, "data 4% 10%")
     assert bounded.kind == "step-bound" and bounded.costs["storage"] < 0.04
-    assert str(bounded).startswith("step-bound: 96% of the ceiling, ")
+    assert bounded.text.startswith("step-bound: 96% of the ceiling, ")
 
 
 @pytest.mark.parametrize("kind", ["validation", "checkpoint"])

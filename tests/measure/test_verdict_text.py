@@ -86,6 +86,7 @@ def test_what_is_so_already_is_not_advised() -> None:
     assert mentions(advice("cpu decode", imagenet.Config(), idle=0.3), "--cpus-per-worker 30%")
     assert "--checkpoint-every" not in advice("checkpoint", imagenet.Config())
     assert "--checkpoint-every" in advice("checkpoint", imagenet.Config(checkpoint_every=5))
+    assert advice("contention", imagenet.Config()) == "fewer --workers"
     assert "--workers" not in advice("contention", imagenet.Config(), ranks=1)
     assert "--no-ceiling" not in advice("compile", imagenet.Config())
     assert "--no-ceiling" in advice("compile", imagenet.Config(ceiling=False))
