@@ -16,7 +16,6 @@ from raydali.run.messages import Message
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-_POLL_SECONDS = 0.5
 POST_SECONDS = 10.0
 """How long a process that ends waits for its last message to arrive."""
 T = TypeVar("T")
@@ -83,7 +82,6 @@ class DriverChannel:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._actor = _ChannelActor.options(name=name, scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         self._reply: Any = None
-        self._asked = float("-inf")
 
     def post(self, message: Message) -> None:
         """Send a message without waiting."""
@@ -112,12 +110,11 @@ class DriverChannel:
         self._actor.set_notice.remote(notice)
 
     def notice(self) -> DriverNotice | None:
-        """Return the notice to the workers, as of about a second ago; never waits."""
-        if self._reply is not None and ray.wait([self._reply], timeout=0)[0]:
-            reply, self._reply = self._reply, None
-            notice: DriverNotice | None = ray.get(reply)
-            if notice is not None:
-                return notice
-        if self._reply is None and time.monotonic() - self._asked >= _POLL_SECONDS:
-            self._reply, self._asked = self._actor.notice.remote(), time.monotonic()
-        return None
+        """Return the notice to the workers, as of an earlier call; never waits."""
+        if self._reply is None:
+            self._reply = self._actor.notice.remote()
+        if not ray.wait([self._reply], timeout=0)[0]:
+            return None
+        reply, self._reply = self._reply, self._actor.notice.remote()
+        notice: DriverNotice | None = ray.get(reply)
+        return notice

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.host import start_clock
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    import ray
     from torch import nn
+
+    from raydali.launch.channel import DriverChannel
+    from raydali.run.folder import RunFolder
+    from raydali.train.weights.matching import MatchedWeights
 
 Config = TypeVar("Config", bound=LaunchOptions)
 Task = Literal["classification", "detection", "restoration", "video"]
@@ -76,3 +82,26 @@ class Job(Generic[Config]):
     demo: Config | None = None
     about_demo: str = "this is the demo, on built-in data; --data DIR trains on your own"
     fine_tuning: Config | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTask:
+    """A task is the same object for all workers of a run.
+
+    Attributes:
+        train, samples: see Job.
+        data: the job's data, in Ray's object store.
+        weights: what the model of a fresh run starts from, there too; None for random weights.
+        attempt: the id of the driver's attempt.
+        marks: the phases of the driver's start.
+    """
+
+    train: Callable[..., None]
+    data: "ray.ObjectRef[Any]"
+    samples: int
+    weights: "ray.ObjectRef[MatchedWeights | None]"
+    options: LaunchOptions
+    folder: "RunFolder"
+    attempt: str
+    marks: list[start_clock.Mark]
+    channel: "DriverChannel"

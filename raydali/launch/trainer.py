@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ray
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
 
-    from raydali.launch.worker.task import WorkerTask
+    from raydali.launch.job import WorkerTask
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """The variable with the seconds for which Ray Train waits for the places of a group."""

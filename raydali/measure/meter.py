@@ -103,7 +103,7 @@ class EpochMeter:
         on_stage: called with the name of each stage that is entered, if it is set.
 
     Args:
-        loader: the loader whose waits and Python time are recorded, if there is one.
+        loader: the loader whose waits and Python time are recorded, if there is one; also an attribute.
         peak_flops: the peak of the device, for the record.
     """
 
@@ -120,7 +120,7 @@ class EpochMeter:
         self._who: dict[str, Any] = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
         self._who |= {"has_bf16": has_bf16(device), "peak_flops": peak_flops}
         self.on_stage: Callable[[str], None] | None = None
-        self._loader = loader
+        self.loader = loader
         self.clock = StageClock(device)
         self._stage_began = time.perf_counter()
         self._seen_first = self._exchanging = False
@@ -144,9 +144,9 @@ class EpochMeter:
 
     def _of_loader(self) -> tuple[dict[str, float], float]:
         """Return the loader's totals: seconds for which it blocked the host, by cause, and seconds of its Python."""
-        if self._loader is None:
+        if self.loader is None:
             return {}, 0.0
-        return dict[str, float](self._loader.waits.seconds.items()), self._loader.python.seconds
+        return dict[str, float](self.loader.waits.seconds.items()), self.loader.python.seconds
 
     def enter(self, stage: str) -> None:
         """End the running stage and begin this one."""
@@ -288,24 +288,18 @@ class LiveMetrics:
         meter: the meter of the current epoch.
         batch_size: number of images in a micro-batch.
         micro_batches: number of micro-batches of this rank in each step.
-        ceiling_images_per_second: this rank's part of the ceiling; None if it was not measured.
-        prepared: returns the loader's `prepared_batches`.
         publish: called with the figures.
+
+    Attributes:
+        ceiling_images_per_second: this rank's part of the ceiling; None if it was not measured.
     """
 
+    ceiling_images_per_second: float | None = None
+
     def __init__(
-        self,
-        meter: EpochMeter,
-        *,
-        batch_size: int,
-        micro_batches: int,
-        ceiling_images_per_second: float | None,
-        prepared: Callable[[], int | None],
-        publish: Callable[[Figures], None],
+        self, meter: EpochMeter, *, batch_size: int, micro_batches: int, publish: Callable[[Figures], None]
     ) -> None:
-        self._meter, self._batch_size, self._micro_batches = meter, batch_size, micro_batches
-        self.ceiling_images_per_second = ceiling_images_per_second
-        self._prepared, self._publish = prepared, publish
+        self._meter, self._batch_size, self._micro_batches, self._publish = meter, batch_size, micro_batches, publish
         self._begin()
 
     def step(self) -> None:
@@ -336,7 +330,8 @@ class LiveMetrics:
             ended.get("step", 0) - ended.get("exchange", 0),  # an exchange splits a step in two
         ]
         seconds, waited, stepped, exchanged, batches = (a - b for a, b in zip(now, self._before, strict=True))
-        self._taken, prepared = time.monotonic(), self._prepared()
+        self._taken, loader = time.monotonic(), self._meter.loader
+        prepared = loader.prepared_batches if loader is not None else None
         if not batches or seconds <= 0 or (self._before[-1] and seconds < SHORTEST_SECONDS):
             return Figures(images=images, prepared_batches=prepared)
         self._before = now

@@ -49,6 +49,9 @@ class CheckpointStore:
         worker: this worker, whose process group broadcasts the state that rank 0 reads.
         emit: sends an event to the driver.
         is_kept: returns whether the checkpoint of a step is kept permanently.
+
+    Attributes:
+        error: the error that has ended the background thread, which `wait` raises; None if there is none.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class CheckpointStore:
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
-        self._bug: BaseException | None = None
+        self.error: BaseException | None = None
 
     # -- Saving
 
@@ -85,7 +88,7 @@ class CheckpointStore:
             best: weights to save in `best/`; if this fails, they are saved with the next checkpoint.
             save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
             before_writing: called on the background thread before each attempt to write. After an OSError the
-                checkpoint counts as a failed one; `check` and later calls raise other errors.
+                checkpoint counts as a failed one; other errors are the store's `error`.
 
         Raises:
             StorageError: MAX_FAILURES consecutive checkpoints could not be saved for MAX_SECONDS.
@@ -109,12 +112,8 @@ class CheckpointStore:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.check()
-
-    def check(self) -> None:
-        """Raise the error that has ended the background thread, if any; cheap enough to call after every step."""
-        if self._bug is not None:
-            raise self._bug
+        if self.error is not None:
+            raise self.error
 
     def finish(self) -> None:
         """Wait until the last checkpoint is saved; a failure is retried for a minute.
@@ -149,7 +148,7 @@ class CheckpointStore:
                 self._folder.filesystem.delete_dir(self._folder.path(name_of(unsaved.step)))
             self._failed(reason(error))
         except BaseException as error:
-            self._bug = error
+            self.error = error
 
     def _write(self, unsaved: _Unsaved) -> None:
         name = name_of(unsaved.step)

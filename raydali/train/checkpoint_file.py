@@ -81,11 +81,14 @@ class Snapshots:
     A side stream copies weights and momenta to pinned memory during the next forward and backward pass; the next update
     waits on the device for the end of the copy. The buffers of modules are small, and are copied before that pass,
     which changes them. PyTorch keeps the pinned memory for the next snapshot. The device needs no further memory.
+
+    Attributes:
+        copied: the end of the newest copy, if an update must wait for it: then call `before_update`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._copied: torch.cuda.Event | None = None
+        self.copied: torch.cuda.Event | None = None
 
     def take(self, state: State, modules: Iterable[nn.Module] = ()) -> Snapshot:
         """Begin to copy a nested state. Until the next call of `before_update`, only a forward pass may change it.
@@ -116,14 +119,14 @@ class Snapshots:
         for _, tensor in later:
             if tensor.is_cuda:
                 tensor.record_stream(self._side)
-        self._copied = self._side.record_event(torch.cuda.Event(blocking=True))
-        return Snapshot(copy, self._copied)
+        self.copied = self._side.record_event(torch.cuda.Event(blocking=True))
+        return Snapshot(copy, self.copied)
 
     def before_update(self) -> None:
         """Let the device, not the host, wait for the end of the newest copy before it continues the current stream."""
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
-            self._copied = None
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+            self.copied = None
 
 
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]

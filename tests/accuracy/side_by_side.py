@@ -100,7 +100,7 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     if not Path(run.path(CONFIG)).exists():
         run.write_json(CONFIG, {})
     train(resolve_on_hardware(config, session, samples=len(data.train)), data, session)
-    session.finish()
+    session.checkpoints.finish()
     rows = run.rows(EPOCHS)
     result = {
         "top1": rows[-1]["validation"]["top1"],

@@ -26,9 +26,9 @@ def test_a_run_with_adamw_changes_its_device(tmp_path: Path, first: torch.device
     with pytest.raises(Stopped):
         train(config, data, LocalSession(folder, device=first, stop_at=STEPS))
     session = LocalSession(folder, device=then)
-    saved = session.latest()
+    saved = session.checkpoints.newest()
     assert saved is not None and saved["stream"]["samples_consumed"] >= 16 * STEPS // 2
     train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
     assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [0, 1]
     assert folder.rows("epochs.jsonl")[1]["ranks"][0]["device"] == then.type

@@ -47,7 +47,7 @@ def trained(config: Config, root: Path, name: str) -> tuple[list[float], list[An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardBackward, "_capture", counted)
         train(config, few_digits(root / f"digits-{name}"), session)
-    session.finish()
+    session.checkpoints.finish()
     events = [message for message in session.messages if isinstance(message, Rehearsed)]
     rows = session.folder.rows("epochs.jsonl")
     return [row["loss"] for row in rows], events, torch.cuda.max_memory_allocated(), captured

@@ -113,14 +113,7 @@ def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(f"raydali.measure.meter.{limit}", 0.0)
     meter = EpochMeter(DEVICE, rank=0, world_size=1, node="here")
     published: list[Figures] = []
-    pulse = LiveMetrics(
-        meter,
-        batch_size=8,
-        micro_batches=1,
-        ceiling_images_per_second=None,
-        prepared=lambda: None,
-        publish=published.append,
-    )
+    pulse = LiveMetrics(meter, batch_size=8, micro_batches=1, publish=published.append)
     loss = torch.tensor(1.0, device=DEVICE)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -144,12 +137,5 @@ def test_a_pulse_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_pulse_costs_next_to_nothing() -> None:
     meter = EpochMeter(DEVICE, rank=0, world_size=1, node="here")
-    pulse = LiveMetrics(
-        meter,
-        batch_size=8,
-        micro_batches=1,
-        ceiling_images_per_second=None,
-        prepared=lambda: None,
-        publish=lambda figures: None,
-    )
+    pulse = LiveMetrics(meter, batch_size=8, micro_batches=1, publish=lambda figures: None)
     assert least_cpu_seconds(pulse.step, 10_000) < 20 * least_cpu_seconds(time.monotonic, 10_000)

@@ -13,6 +13,7 @@ import torch
 import torchvision
 
 from jobs.imagenet import DIGITS, train
+from raydali.data.stream.stream import Stream
 from raydali.run.folder import EPOCHS
 from raydali.train.averaging import MovingAverage
 from raydali.train.checkpoint_file import Snapshots
@@ -63,9 +64,9 @@ class Unhurried(LocalSession):
         super().report_start(steps=steps)
         self._count_allocations()
 
-    def report_progress(self, **facts: Any) -> None:
+    def report_progress(self, stream: Stream) -> None:
         if self.cursor.done == self.cursor.saved + 1:
-            self._checkpoints.wait()
+            self.checkpoints.wait()
 
 
 def test_a_checkpoint_stops_the_steps_only_shortly(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_checkpoint_stops_the_steps_only_shortly(tmp_path: Path) -> None:
     config = replace(config, epochs=5, batch_size=64, global_batch_size=64, checkpoint_every=11, ema_decay=0.9)
     session = Unhurried(tmp_path)
     train(config, digits_data(), session)
-    session.finish()
+    session.checkpoints.finish()
     rows = session.folder.rows(EPOCHS)
     stalls = []
     for before, row in pairwise(rows):  # an epoch is measured from before its predecessor's checkpoint

@@ -29,7 +29,7 @@ def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compi
     monkeypatch.setattr(warmup, "ceiling_images_per_second", slow)
     session = LocalSession(folder_of(path, f"{measures}"), device=torch.device("cuda", 0))
     train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
-    session.finish()
+    session.checkpoints.finish()
     assert len([row for row in session.rows if row["event"] == "ceiling"]) == measures
     return session.folder.rows("epochs.jsonl")
 

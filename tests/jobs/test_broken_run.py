@@ -52,7 +52,7 @@ def reported(config: Config, data: Data, folder: RunFolder, stop_at: int | None 
         train(config, data, session)
     except DataError as error:
         ended = str(error)
-    session.finish()
+    session.checkpoints.finish()
     for row in session.rows:
         folder.append("events.jsonl", row)
     return session.rows, ended
@@ -138,7 +138,7 @@ def test_each_is_told_once_and_kept_in_checkpoints(tmp_path: Path, data: Data) -
 
 def saved_ids(folder: RunFolder) -> list[int]:
     """The broken training samples of the newest checkpoint."""
-    state = LocalSession(folder).latest()
+    state = LocalSession(folder).checkpoints.newest()
     assert state is not None
     return [int(sample["id"]) for sample in state["quarantine"]["training"]]
 

@@ -54,7 +54,7 @@ def measured(config: Config, data: Data, folder: RunFolder) -> list[Message]:
     session = LocalSession(folder)
     with undisturbed():
         train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
     return session.messages
 
 

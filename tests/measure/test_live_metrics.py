@@ -1,10 +1,18 @@
 """Figures of the last seconds: from a meter whose clock the test turns."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from raydali.data.sources.reading import PythonCpuTime, WaitTimer
 from raydali.measure.meter import PULSE_SECONDS, EpochMeter, LiveMetrics
 from raydali.measure.records import Figures
+
+
+def loader() -> Any:
+    return SimpleNamespace(waits=WaitTimer(), python=PythonCpuTime(), prepared_batches=4)
 
 
 class Rank:
@@ -14,17 +22,11 @@ class Rank:
         self.now = 100.0
         monkeypatch.setattr("raydali.measure.meter.time.perf_counter", lambda: self.now)
         monkeypatch.setattr("raydali.measure.meter.time.monotonic", lambda: self.now)
-        self.meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here")
+        self.loader = loader()
+        self.meter = EpochMeter(torch.device("cpu"), rank=0, world_size=1, node="here", loader=self.loader)
         self.published: list[Figures] = []
-        self.prepared: int | None = 4
-        self.pulse = LiveMetrics(
-            self.meter,
-            batch_size=10,
-            micro_batches=2,
-            ceiling_images_per_second=ceiling,
-            prepared=lambda: self.prepared,
-            publish=self.published.append,
-        )
+        self.pulse = LiveMetrics(self.meter, batch_size=10, micro_batches=2, publish=self.published.append)
+        self.pulse.ceiling_images_per_second = ceiling
         self.meter.enter("loop")
 
     def spend(self, stage: str, seconds: float) -> None:
@@ -99,7 +101,7 @@ def test_a_short_epoch_has_figures_and_a_short_remainder_none(rank: Rank) -> Non
 
 def test_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, ceiling=None)
-    rank.prepared = None
+    rank.loader.prepared_batches = None
     rank.pulse.end_epoch()
     rank.step(wait=0.0, work=1.0)
     rank.pulse.end_epoch()

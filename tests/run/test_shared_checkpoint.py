@@ -57,7 +57,7 @@ def read_of(folder: RunFolder) -> tuple[float, int]:
         return real(self, file)
 
     RunFolder.read = noted  # type: ignore[method-assign]
-    state = LocalSession(folder).latest()
+    state = LocalSession(folder).checkpoints.newest()
     assert state is not None
     return float(state["state"]["model"]["weight"][-1]), sum(Path(file).name == "state.pt" for file in read)
 

@@ -36,8 +36,8 @@ def train_rank(
     session.weights = weights
     with undisturbed():
         train(config, data, session)
-    session.finish()
-    state = session.latest()
+    session.checkpoints.finish()
+    state = session.checkpoints.newest()
     assert state is not None
     return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
 

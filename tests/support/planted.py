@@ -195,7 +195,7 @@ def slow_checkpoints(_: int) -> None:
     def commit(self: LocalSession, step: int, state: Any, **options: Any) -> None:
         if state is not None:
             time.sleep(1)
-            self._checkpoints.save(step, state, **options)
+            self.checkpoints.save(step, state, **options)
 
     LocalSession.commit = commit  # type: ignore[method-assign]
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raydali.launch.worker.session import Cursor
+from raydali.data.stream.stream import Stream
+from raydali.launch.worker.session import Session
 from raydali.measure.records import Figures
-from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Event, Notice, Started
 from raydali.run.folder import RunFolder
-from raydali.run.messages import Message, RankWarning
-from raydali.run.model_file import BestWeights
+from raydali.run.messages import Message
 from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
@@ -57,7 +56,7 @@ class Stopped(Exception):  # noqa: N818 (no error: the test wants it)
     """A LocalSession was told to end here, as a kill would."""
 
 
-class LocalSession:
+class LocalSession(Session):
     """A Session of a plain process, which keeps the messages to the driver."""
 
     def __init__(
@@ -69,40 +68,21 @@ class LocalSession:
         cpus: int = 1,
         waits_for_saves: bool = True,
     ) -> None:
-        self.folder = folder
-        self.worker = Worker.join(device, cpus=cpus, node="local")
+        super().__init__(Worker.join(device, cpus=cpus, node="local"), folder)
         self.messages: list[Message] = []
-        self.steps_left = 0
-        self.cursor = Cursor()
         self.published: list[Figures] = []
         self.noticed: Notice | None = None
         self.weights: MatchedWeights | None = None
         self._stop_at, self._waits_for_saves = stop_at, waits_for_saves
-        self._checkpoints = CheckpointStore(folder, self.worker, self.emit)
-
-    def latest(self) -> dict[str, Any] | None:
-        return self._checkpoints.newest()
 
     def starting_weights(self) -> MatchedWeights | None:
         return self.weights
 
-    def commit(
-        self,
-        step: int,
-        state: dict[str, Any] | None,
-        *,
-        best: BestWeights | None = None,
-        save_error: str = "",
-        before_writing: Callable[[], None] = lambda: None,
-    ) -> None:
-        if state is not None:
-            self._checkpoints.save(step, state, best=best, save_error=save_error, before_writing=before_writing)
+    def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
+        super().commit(step, state, **options)
         if self._waits_for_saves:
-            self._checkpoints.wait()  # so that a test knows what is saved when it stops a rank
+            self.checkpoints.wait()  # so that a test knows what is saved when it stops a rank
         self.worker.barrier()
-
-    def finish(self) -> None:
-        self._checkpoints.finish()
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -112,19 +92,17 @@ class LocalSession:
     def emit(self, message: Message) -> None:
         self.messages.append(message)
 
-    def warn(self, text: str) -> None:
-        self.emit(RankWarning(self.worker.rank, text))
-
     def report_start(self, *, steps: int) -> None:
         device = self.worker.device.type
         self.emit(Started(step=self.cursor.start, steps=steps, world_size=self.worker.world_size, device=device))
 
-    def report_progress(self, **facts: Any) -> None:
+    def report_progress(self, stream: Stream) -> None:
         if self.cursor.done == self._stop_at:
             raise Stopped
 
     def notice(self) -> Notice | None:
-        self._checkpoints.check()
+        if self.checkpoints.error is not None:
+            raise self.checkpoints.error
         return self.noticed
 
     def publish(self, figures: Figures) -> None:

@@ -27,6 +27,7 @@ from raydali.launch.driver.placement import Cluster, Placement, suffices
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.run_recorder import RunMetrics, RunRecorder
 from raydali.launch.driver.worker_groups import WorkerGroups
+from raydali.launch.job import WorkerTask
 from raydali.launch.options import LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
@@ -209,8 +210,6 @@ class _DriverLoop:
 def _put_task(run: Run, channel: "DriverChannel") -> Any:  # noqa: ANN401 (a reference)
     """Put the workers' task into Ray's object store."""
     import ray
-
-    from raydali.launch.worker.task import WorkerTask
 
     task = WorkerTask(
         train=run.train,

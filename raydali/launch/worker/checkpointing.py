@@ -1,7 +1,7 @@
 """The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -46,7 +46,7 @@ class RunState:
         ceiling: images per second of all ranks together; None if it is not known.
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
         parts: the parts of the state by their names in checkpoints; empty before `keep`.
-        before_update: call it before each update of the weights; see `Snapshots.before_update`.
+        snapshots: the copies of the state; see `Snapshots.before_update`.
     """
 
     def __init__(
@@ -64,8 +64,7 @@ class RunState:
         self._unwritten: list[dict[str, Any]] = []
         self.parts: dict[str, Stateful] = {}
         self._prepare: Callable[[], None] = lambda: None
-        self._snapshots = Snapshots(self._worker.device)
-        self.before_update = self._snapshots.before_update
+        self.snapshots = Snapshots(self._worker.device)
         self._best: float | None = None
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
@@ -74,9 +73,9 @@ class RunState:
         self._resume()
 
     def _resume(self) -> None:
-        checkpoint = self._session.latest()
-        self._cursor.resume(self._stream.steps_of(checkpoint["stream"]) if checkpoint is not None else 0)
+        checkpoint = self._session.checkpoints.newest()
         if checkpoint is not None:
+            self._cursor.start = self._cursor.done = self._cursor.saved = self._stream.steps_of(checkpoint["stream"])
             self._segments = [segment_of(rows) for rows in checkpoint["segments"]]
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
@@ -126,7 +125,7 @@ class RunState:
         return segments
 
     def add_epoch(self, record: dict[str, Any]) -> None:
-        """Keep an epoch's record until rank 0 has written it before the next checkpoint."""
+        """Keep an epoch's record on rank 0 until it is written before the next checkpoint."""
         if self._worker.rank == 0:
             self._unwritten.append(record)
 
@@ -162,13 +161,15 @@ class RunState:
         if copy is None:
             self._session.commit(done, None)
             return
-        partial_epoch = segment_of(row for row, _ in gathered)
-        has_images = any(record.images for record in partial_epoch)
+        segments = [[asdict(record) for record in segment] for segment in self._segments]
+        partial_epoch = [row for row, _ in gathered]
+        if any(row["images"] for row in partial_epoch):
+            segments.append(partial_epoch)
         state = {
             "state": copy.state["state"],
             "stream": self._stream.state(done),
             "quarantine": self._broken.state(),
-            "segments": _rows([*self._segments, partial_epoch] if has_images else self._segments),
+            "segments": segments,
             "best": self._best,
             "ceiling": self.ceiling,
             "ceiling_of": self._ceiling_of,
@@ -187,7 +188,7 @@ class RunState:
     def _copy(self, best: BestWeights | None) -> Snapshot:
         state = {name: part.state_dict() for name, part in self.parts.items()}
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
-        return self._snapshots.take({"state": state, "best": best and best.state}, modules)
+        return self.snapshots.take({"state": state, "best": best and best.state}, modules)
 
     def _complete(self, copy: Snapshot, done: int, saved: int) -> None:
         """Wait for the copy of the state, check it, and write the rows of epochs before the checkpoint.
@@ -220,7 +221,3 @@ class RunState:
         except OSError as error:
             return reason(error)
         return ""
-
-
-def _rows(segments: Sequence[Sequence[RankRecord]]) -> list[list[dict[str, Any]]]:
-    return [[asdict(record) for record in segment] for segment in segments]

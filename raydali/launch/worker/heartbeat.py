@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from raydali.host.processes import start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
@@ -25,8 +26,7 @@ class HeartbeatThread:
         count: returns the number of batches consumed so far, validation included, and of calls that were retried.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
-        rank: this rank.
-        group, node, node_id: identify this worker, see `run.messages.Heartbeat`.
+        address: rank, group and node_id of this worker; with `node`, see `run.messages.Heartbeat`.
     """
 
     def __init__(
@@ -36,14 +36,11 @@ class HeartbeatThread:
         progress: Callable[[], float],
         stack_after: float,
         *,
-        rank: int,
-        group: str,
         node: str,
-        node_id: str,
+        **address: Any,
     ) -> None:
         self._emit, self._count, self._progress, self._stack_after = emit, count, progress, stack_after
-        self._rank, self._group, self._node, self._node_id = rank, group, node, node_id
-        self._started = start_ticks(os.getpid())
+        self._node, self._address = node, {**address, "pid": os.getpid()}
         self._thread = threading.get_ident()
         self._closed = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
@@ -51,31 +48,18 @@ class HeartbeatThread:
     def close(self) -> None:
         """Stop the background thread."""
         self._closed.set()
-        ended = HeartbeatEnded(rank=self._rank, group=self._group, node_id=self._node_id, pid=os.getpid())
-        self._emit(ended)
+        self._emit(HeartbeatEnded(**self._address))
 
     def _run(self) -> None:
-        last, since = -1, time.monotonic()
+        last, since, started = -1, time.monotonic(), start_ticks(os.getpid())
         while not self._closed.is_set():
             count = self._count()
             if count != last:
                 last, since = count, time.monotonic()
             is_stuck = time.monotonic() - since > self._stack_after
             stack, waits = self._stack() if is_stuck else (None, False)
-            self._emit(
-                Heartbeat(
-                    rank=self._rank,
-                    group=self._group,
-                    node=self._node,
-                    node_id=self._node_id,
-                    pid=os.getpid(),
-                    started=self._started,
-                    count=count,
-                    progress=self._progress(),
-                    stack=stack,
-                    waits=waits,
-                )
-            )
+            facts: dict[str, Any] = {"count": count, "progress": self._progress(), "stack": stack, "waits": waits}
+            self._emit(Heartbeat(**self._address, node=self._node, started=started, **facts))
             self._closed.wait(HEARTBEAT_SECONDS)
 
     def _stack(self) -> tuple[str, bool]:

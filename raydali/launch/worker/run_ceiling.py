@@ -4,7 +4,7 @@ A resume takes it from the checkpoint if it was measured under the same conditio
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
-from raydali.run.messages import Note
+from raydali.run.messages import Message, Note
 from raydali.text import rate_text
 from raydali.train.worker import Worker
 
@@ -59,44 +59,31 @@ class RunCeiling:
     """
 
     def __init__(
-        self,
-        session: Session,
-        state: RunState,
-        warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]],
+        self, session: Session, state: RunState, warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]]
     ) -> None:
         self._session, self._state, self._warm_up = session, state, warm_up
-        self._is_void = False
-        self._measured_again = 0
+        self._is_void, self._measured_again = False, 0
 
-    def begin(
-        self,
-        steps: int,
-        *,
-        measures: bool,
-        what: str,
-        event: type[Rehearsed] = Rehearsed,
-    ) -> Iterator[Step]:
+    def begin(self, steps: int, *, measures: bool, doing: Sequence[str], event: type[Rehearsed]) -> Iterator[Step]:
         """Yield the warm-up steps before the first step, or the first one of another size, and report their purpose.
 
         Args:
             steps: number of steps before the measurement.
             measures: whether the ceiling is measured.
-            what: other purposes of the warm-up steps; may be empty.
+            doing: other purposes of the warm-up steps.
             event: the event that reports their end.
         """
-        doing = [what] if what else []
-        if measures:
-            doing.append("measuring the ceiling (--no-ceiling leaves it out)")
-        self._note(f"warm-up steps on one batch: {', '.join(doing) or 'tuning'}")
+        measuring = ["measuring the ceiling (--no-ceiling leaves it out)"] if measures else []
+        self._report(Note(f"warm-up steps on one batch: {', '.join([*doing, *measuring]) or 'tuning'}"))
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
         self._is_void, self._measured_again = measured.void, 0
         if measured.void:
-            self._note(f"the ceiling is void: {measured.why}; it is measured again after the epoch")
+            self._report(Note(f"the ceiling is void: {measured.why}; it is measured again after the epoch"))
         elif measured.why:
-            self._note(f"the ceiling is not measured: {measured.why}")
-        self._report(event, measured.images_per_second, began)
+            self._report(Note(f"the ceiling is not measured: {measured.why}"))
+        self._report(event(**_measured(measured.images_per_second, began)))
 
     def doubt(self, record: Mapping[str, Any]) -> Iterator[Step]:
         """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
@@ -107,33 +94,30 @@ class RunCeiling:
             record: the epoch's record.
         """
         known = self._state.ceiling
-        is_wrong, measures = self._session.worker.from_first(self._judge(record, known))
+        is_wrong = known is not None and _disproves(record, known)
+        is_void = is_wrong or (known is None and self._is_void)
+        measures = is_void and self._measured_again < MAX_MEASURED_AGAIN
+        is_wrong, measures = self._session.worker.from_first((is_wrong, measures))  # of all ranks, rank 0 decides
         if is_wrong:
             self._state.ceiling = None
             if known is not None and not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
-                self._note(f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again")
+                void = f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again"
+                self._report(Note(void))
             self._is_void = True
         if measures:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
-            self._report(CeilingMeasured, self._state.ceiling, began)
+            self._report(CeilingMeasured(**_measured(self._state.ceiling, began)))
 
-    def _judge(self, record: Mapping[str, Any], known: float | None) -> tuple[bool, bool]:
-        """Return whether the ceiling is wrong, and whether it is to be measured again; rank 0 decides."""
-        is_wrong = known is not None and _disproves(record, known)
-        is_void = is_wrong or (known is None and self._is_void)
-        return is_wrong, is_void and self._measured_again < MAX_MEASURED_AGAIN
-
-    def _note(self, text: str) -> None:
+    def _report(self, message: Message) -> None:
         if self._session.worker.rank == 0:
-            self._session.emit(Note(text))
+            self._session.emit(message)
 
-    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
-        if self._session.worker.rank == 0:
-            seconds = round(time.perf_counter() - began, 3)
-            self._session.emit(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
+
+def _measured(ceiling: float | None, began: float) -> dict[str, Any]:
+    return {"ceiling_images_per_second": ceiling, "rehearsal_seconds": round(time.perf_counter() - began, 3)}
 
 
 def _disproves(record: Mapping[str, Any], ceiling: float) -> bool:

@@ -1,14 +1,16 @@
-"""The training function's interface to the launcher: worker, run folder, checkpoints, messages to the driver."""
+"""The training function's interface to its run and to the driver: worker, run folder, checkpoints, messages."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from raydali.data.stream.stream import Stream
 from raydali.measure.records import Figures
+from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
-from raydali.run.messages import Message
-from raydali.run.model_file import BestWeights
+from raydali.run.messages import Message, RankWarning
 from raydali.train.weights.matching import MatchedWeights
 from raydali.train.worker import Worker
 
@@ -27,105 +29,60 @@ class Cursor:
     done: int = 0
     saved: int = 0
 
-    def resume(self, steps: int) -> None:
-        """Move to the position of a checkpoint."""
-        self.start = self.done = self.saved = steps
 
+class Session(ABC):
+    """A rank's access to its run; a `RaySession` in a worker of Ray Train.
 
-class Session(Protocol):
-    """The interface of a training function to the launcher; `RaySession` implements it on Ray."""
+    Args:
+        worker: this rank.
+        folder: the folder of the run.
+        is_kept: returns whether the checkpoint after a step is kept permanently.
 
-    @property
-    def cursor(self) -> Cursor:
-        """The position of the run."""
-        ...
+    Attributes:
+        worker, folder: see the arguments.
+        cursor: the position of the run.
+        steps_left: number of remaining steps of the training loop; 0 after its end.
+        checkpoints: the checkpoints of the run.
+    """
 
-    steps_left: int
-    """Number of remaining steps of the training loop; 0 after its end."""
+    def __init__(self, worker: Worker, folder: RunFolder, is_kept: Callable[[int], bool] = lambda _: False) -> None:
+        self.worker, self.folder = worker, folder
+        self.cursor, self.steps_left = Cursor(), 0
+        self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
 
-    @property
-    def worker(self) -> Worker:
-        """The worker that this process is: rank, device and process group."""
-        ...
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder of the run."""
-        ...
-
-    def latest(self) -> dict[str, Any] | None:
-        """Return the state of the newest usable checkpoint, or None on a fresh run. All ranks must call it.
-
-        Raises:
-            StorageError: there were checkpoints, but none can be used.
-        """
-        ...
-
-    def starting_weights(self) -> MatchedWeights | None:
-        """Return what the model of a fresh run starts from; None for random weights."""
-        ...
-
-    def commit(
-        self,
-        step: int,
-        state: dict[str, Any] | None,
-        *,
-        best: BestWeights | None = None,
-        save_error: str = "",
-        before_writing: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Save a checkpoint of rank 0's state in the background. All ranks must call it, the others with None.
-
-        A failure is reported as an event, and the previous checkpoint remains the newest.
-
-        Args:
-            step: number of global batches that the checkpoint covers; unique among the checkpoints of a run.
-            state: a snapshot; it must not change after `before_writing`.
-            best: the best weights so far, to be saved in the run's `best/`.
-            save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
-            before_writing: called on rank 0, in the background; `notice` raises its error if it is no OSError.
-
-        Raises:
-            StorageError: several consecutive checkpoints could not be saved (see `CheckpointStore.save`).
-        """
-        ...
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is saved; a failure is retried for a minute.
-
-        Raises:
-            StorageError: the checkpoint cannot be saved.
-        """
-        ...
-
-    def emit(self, message: Message) -> None:
-        """Send a message to the driver, without waiting."""
-        ...
+    def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
+        """Save a checkpoint of rank 0's state, see `CheckpointStore.save`. All ranks must call it, others with None."""
+        if state is not None:
+            self.checkpoints.save(step, state, **options)
 
     def warn(self, text: str) -> None:
         """Show a warning on the driver's console, with the number of this rank."""
-        ...
+        self.emit(RankWarning(self.worker.rank, text))
 
+    @abstractmethod
+    def emit(self, message: Message) -> None:
+        """Send a message to the driver, without waiting."""
+
+    @abstractmethod
+    def starting_weights(self) -> MatchedWeights | None:
+        """Return what the model of a fresh run starts from; None for random weights."""
+
+    @abstractmethod
     def report_start(self, *, steps: int) -> None:
-        """Report from rank 0 to the driver that the first step is complete.
+        """Report from rank 0 that the first step of a run of so many steps is complete."""
 
-        Args:
-            steps: number of steps of the run.
-        """
-        ...
+    @abstractmethod
+    def report_progress(self, stream: Stream) -> None:
+        """Report the progress in this stream from rank 0 at intervals; cheap enough to call after every step."""
 
-    def report_progress(self, *, steps: int, epoch: int, epochs: int, samples_consumed: int) -> None:
-        """Report progress from rank 0 to the driver at intervals; cheap enough to call after every step."""
-        ...
-
+    @abstractmethod
     def notice(self) -> Notice | None:
         """Return the reason if this rank should leave between two steps; cheap enough to call at every step.
 
         Raises:
             DivergedError: the state of the newest checkpoint is not finite.
         """
-        ...
 
+    @abstractmethod
     def publish(self, figures: Figures) -> None:
         """Publish this rank's measurements of the last seconds, for monitoring and the console."""
-        ...

@@ -1,7 +1,7 @@
 """One optimizer step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,39 +11,47 @@ from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.counter_rng import keyed
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.errors import UsageError
+from raydali.launch.options import TrainingOptions
+from raydali.launch.worker.checkpointing import RunState
+from raydali.launch.worker.session import Session
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter
+from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.step import ForwardBackward, Precision, RunningStatistics
-from raydali.train.worker import Worker
 
 
 @dataclass
-class StepContext:
-    """The parts that all steps of a run on this rank share.
+class RunParts:
+    """The parts of a run on this rank, which its steps and its warm-up share.
 
     Attributes:
-        worker: this rank.
+        state: the state in checkpoints.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
-        seed: the run's seed.
-        before_update: called before each update; a checkpoint may still copy the weights.
+        captures: whether a step is one CUDA graph.
+        differentiated: the functions that the steps call.
+        inferences: what the validation computes, with the name of its input, until it is warmed up.
+        model, statistics: the model, and its BatchNorm statistics; set with the state.
         allreduce: the timer of the all-reduce; None for one rank.
         learning_rate: the learning rate of the newest step.
-        counted_flops: called with the floating-point operations of an image if those of the next micro-batch are to be
-            counted, see `measure.flops`.
+        counts_flops: whether the operations of the next micro-batch are to be counted, see `measure.flops`.
     """
 
-    worker: Worker
-    micro_batches: int
-    seed: int
-    model: nn.Module
-    statistics: RunningStatistics
+    config: TrainingOptions
+    session: Session
+    stream: Stream
     precision: Precision
-    before_update: Callable[[], None]
+    state: RunState
+    micro_batches: int
+    captures: bool
+    differentiated: list[ForwardBackward] = field(default_factory=list)
+    inferences: list[tuple[ValidationForward, str]] = field(default_factory=list)
+    model: nn.Module = field(init=False)
+    statistics: RunningStatistics = field(init=False)
     allreduce: AllReduceTimer | None = None
     learning_rate: float = 0.0
-    counted_flops: Callable[[float | None], None] | None = None
+    counts_flops: bool = False
 
 
 class Step:
@@ -62,7 +70,7 @@ class Step:
 
     def __init__(
         self,
-        context: StepContext,
+        run: RunParts,
         batches: Iterator[Batch],
         meter: EpochMeter,
         *,
@@ -73,12 +81,13 @@ class Step:
     ) -> None:
         self.index, self.progress, self.ends_epoch = index, progress, ends_epoch
         self.is_warm_up = on_update is None
-        self._context, self._batches, self._meter, self._on_update = context, batches, meter, on_update
+        self._run, self._batches, self._meter, self._on_update = run, batches, meter, on_update
+        self._worker = run.session.worker
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
         self._updated = False
         if not self.is_warm_up:
-            context.worker.counts.begin_step(context.worker.world_size)
+            self._worker.counts.begin_step(self._worker.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
@@ -86,18 +95,19 @@ class Step:
         Raises:
             UsageError: the loop did not call `backward` for the previous micro-batch.
         """
-        context, meter = self._context, self._meter
-        if context.allreduce is not None:
-            context.allreduce.sample(meter)
-        while (index := len(self._trained)) < context.micro_batches:
+        run, meter = self._run, self._meter
+        if run.allreduce is not None:
+            run.allreduce.sample(meter)
+        while (index := len(self._trained)) < run.micro_batches:
             meter.enter("loader_wait")
             batch = next(self._batches)
             meter.first_batch()
             meter.enter("step")
-            if context.allreduce is not None:
-                context.allreduce.expect(meter if index == context.micro_batches - 1 else None)
-            context.statistics.begin_micro_batch(index)
-            _seed(int(keyed(context.seed, batch.micro_batch.number)) >> 1, context.worker.device)
+            if run.allreduce is not None:
+                run.allreduce.expect(meter if index == run.micro_batches - 1 else None)
+            if run.micro_batches > 1:
+                run.statistics.begin_micro_batch(index)
+            _seed(int(keyed(run.config.seed, batch.micro_batch.number)) >> 1, self._worker.device)
             self._pending = batch
             yield batch
             self._require(self._pending is None, f"micro-batch {index} was not given to `step.backward`")
@@ -115,14 +125,15 @@ class Step:
         Raises:
             UsageError: it was already called for the newest micro-batch, or there is none yet.
         """
-        batch, index, context = self._pending, len(self._trained), self._context
+        batch, index, run = self._pending, len(self._trained), self._run
         if batch is None:
             raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
-        if (counted := context.counted_flops) is not None:
-            context.counted_flops = None
-            counted(differentiated.flops_per_image(*inputs))
-        loss = differentiated(*inputs, last=index == context.micro_batches - 1)
-        context.statistics.end_micro_batch(index)
+        if run.counts_flops:
+            run.counts_flops = False
+            run.state.flops_per_image = differentiated.flops_per_image(*inputs)
+        loss = differentiated(*inputs, last=index == run.micro_batches - 1)
+        if run.micro_batches > 1:
+            run.statistics.end_micro_batch(index)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None
@@ -142,28 +153,29 @@ class Step:
             UsageError: not all micro-batches of the step were trained on, or `update` was called before.
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
-        context = self._context
-        left = context.micro_batches - len(self._trained)
-        self._require(left <= 0, f"{left} of its {context.micro_batches} micro-batches were not trained on")
+        run = self._run
+        left = run.micro_batches - len(self._trained)
+        self._require(left <= 0, f"{left} of its {run.micro_batches} micro-batches were not trained on")
         self._require(not self._updated, "`step.update` was called twice")
-        context.learning_rate = optimizer.param_groups[0]["lr"]
+        run.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0  # the weights do not change, so losses remain finite
-        context.before_update()
+        if run.state.snapshots.copied is not None:
+            run.state.snapshots.before_update()
         self._updated = True
-        scaler = context.precision.scaler
+        scaler = run.precision.scaler
         if max_norm is not None:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(context.model.parameters(), max_norm)
+            nn.utils.clip_grad_norm_(run.model.parameters(), max_norm)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
-            average.update_parameters(context.model)
+            average.update_parameters(run.model)
         optimizer.zero_grad(set_to_none=True)
         self._meter.enter("loop")
         if self._on_update is not None:
-            context.worker.counts.end_step()
+            self._worker.counts.end_step()
             self._on_update(self._trained)
 
     def check_end(self) -> None:
@@ -179,7 +191,12 @@ class Step:
             raise self._error(otherwise)
 
     def _error(self, text: str) -> UsageError:
-        return UsageError(f"the training loop is wrong: in step {self.index} {text}; see docs/own-data.md for the loop")
+        return loop_error(f"in step {self.index} {text}")
+
+
+def loop_error(text: str) -> UsageError:
+    """Return an error about the job's loop."""
+    return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.stream import MicroBatch, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import UsageError
 from raydali.extras import default_loader
 from raydali.host import start_clock
 from raydali.launch.channel import Interrupted
@@ -47,12 +46,12 @@ from raydali.launch.worker.checkpointing import RunState, Stateful
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_ceiling import ceiling_conditions
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import Step, StepContext
+from raydali.launch.worker.step import RunParts, Step, loop_error
 from raydali.measure.flops import peak_flops
 from raydali.measure.meter import EpochMeter, LiveMetrics
 from raydali.measure.records import epoch_record
 from raydali.run.events import Left, Notice
-from raydali.run.messages import EpochEnded, Note
+from raydali.run.messages import EpochEnded
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.evaluation.forward import ValidationForward
@@ -64,14 +63,6 @@ from raydali.train.step import ForwardBackward, Precision, RunningStatistics, wi
 from raydali.train.worker import NOTICES
 
 Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
-
-
-class _Closed(NamedTuple):
-    """An epoch that the job has closed: its record, the best weights if they are new, and samples of the validation."""
-
-    record: dict[str, Any]
-    best: BestWeights | None
-    reference: Reference | None
 
 
 class TrainingRun:
@@ -96,33 +87,39 @@ class TrainingRun:
         self._config, self._session, self._cursor = config, session, session.cursor
         self.worker, self.stream = session.worker, config.stream(samples)
         self.precision = Precision(config.precision, self.worker.device)
-        self._micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self._broken = BrokenSamples(config, session, samples=samples)
         self._trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         conditions = ceiling_conditions(config, self.worker)
         self._state = RunState(session, self.stream, self._broken, self._trace, conditions)
+        self._on_gpu = self.worker.device.type == "cuda"
+        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
+        self._parts = RunParts(
+            config,
+            session,
+            self.stream,
+            self.precision,
+            self._state,
+            micro_batches=self.stream.micro_batches_of(self.worker.rank, self.worker.world_size),
+            captures=config.cuda_graph and self._on_gpu and one_micro_batch and not config.sync_bn,
+        )
         self._useful_block = cache(lambda: useful_block(labels, self.stream))
         session.steps_left = self.stream.steps - self._cursor.start
-        self._differentiated: list[ForwardBackward] = []
-        self._inferences: list[tuple[ValidationForward, str]] = []
         self._notice: Notice | None = None
         self._step: Step | None = None
+        # Of the epoch that ends: what its validation and `close_epoch` leave for its checkpoint.
         self._validation_seconds: float | None = None
+        self._record: dict[str, Any] | None = None
+        self._best: BestWeights | None = None
         self._reference: Reference | None = None
-        self._closed: _Closed | None = None
-        # Made by `register_state`, `loaders` and `steps`.
-        self._context: StepContext
+        # Made by `loaders` and `steps`.
         self._val_loader: Loader
+        self._rehearsal: Rehearsal
         self._meter: EpochMeter
         self._live_metrics: LiveMetrics
         self._watch: ReferenceWatch
         torch.manual_seed(config.seed)
         torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.worker.device.type == "cuda"
 
     # Calls before the training loop.
 
@@ -147,23 +144,16 @@ class TrainingRun:
             optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
-        statistics = RunningStatistics(
+        run = self._parts
+        run.model, run.statistics = (
             model,
-            micro_batches=self._micro_batches,
-            all_micro_batches=self.stream.micro_batches_per_step,
-        )
-        self._context = StepContext(
-            self.worker,
-            self._micro_batches,
-            self._config.seed,
-            model,
-            statistics,
-            self.precision,
-            self._state.before_update,
+            RunningStatistics(
+                model, micro_batches=run.micro_batches, all_micro_batches=self.stream.micro_batches_per_step
+            ),
         )
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
         kept = {name: part for name, part in parts.items() if part is not None}
-        self._state.keep(kept, lambda: statistics.average(self.worker))
+        self._state.keep(kept, lambda: run.statistics.average(self.worker))
         start_clock.mark("model")
 
     def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
@@ -185,10 +175,10 @@ class TrainingRun:
             micro_batches=self.stream.micro_batches_per_step,
             compiled=self._config.compile,
             fused=self._config.fused,
-            graph=self._can_capture,
+            graph=self._parts.captures,
         )
-        self._context.allreduce = differentiated.allreduce
-        self._differentiated.append(differentiated)
+        self._parts.allreduce = differentiated.allreduce
+        self._parts.differentiated.append(differentiated)
         start_clock.mark("process group")  # NCCL connects at its first use
         return differentiated
 
@@ -203,28 +193,8 @@ class TrainingRun:
         """
         captures = self._config.cuda_graph and self._on_gpu
         inference = ValidationForward(model, self.precision, compiled=self._config.compile, graph=captures)
-        self._inferences.append((inference, inputs))
+        self._parts.inferences.append((inference, inputs))
         return inference
-
-    def _warm_up_inference(self) -> bool:
-        """Compile and capture what the validation computes, once; return whether there was something to."""
-        faster = [(inference, inputs) for inference, inputs in self._inferences if inference.is_faster]
-        self._inferences.clear()
-        if faster:
-            loader = self._val_loader
-            batch = loader.resident_batch(min(self._config.batch_size, loader.order.samples))
-            if self._config.compile and self.worker.rank == 0:
-                self._session.emit(Note("compiling the validation"))
-            for inference, inputs in faster:
-                inference.warm_up(batch[inputs])
-        return bool(faster)
-
-    @property
-    def _can_capture(self) -> bool:
-        """True if a step can be one CUDA graph: on a GPU, with one micro-batch per worker, without SyncBatchNorm."""
-        config = self._config
-        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
-        return config.cuda_graph and self._on_gpu and one_micro_batch and not config.sync_bn
 
     @contextmanager
     def loaders(
@@ -275,17 +245,7 @@ class TrainingRun:
         is_ours = loader.order is stream and loader.start == cursor.start
         require(is_ours, "take the training loader from `run.loaders`")
         check_samples(loader, self.worker)
-        rehearsal = Rehearsal(
-            session,
-            config,
-            self._state,
-            loader,
-            self._val_loader,
-            self._context,
-            self._differentiated,
-            self._warm_up_inference,
-            captures=self._can_capture,
-        )
+        self._rehearsal = rehearsal = Rehearsal(self._parts, loader, self._val_loader)
         self._watch = ReferenceWatch(self._val_loader)
         yield from rehearsal.before_first_step()
         self._state.discard_checkpoint()
@@ -298,7 +258,7 @@ class TrainingRun:
             if profiler is not None:
                 profiler.before(index)
             self._step = step = Step(
-                self._context,
+                self._parts,
                 batches,
                 self._meter,
                 index=index,
@@ -309,7 +269,7 @@ class TrainingRun:
             yield step
             step.check_end()
             if step.ends_epoch:
-                yield from self._finish_epoch(rehearsal)
+                yield from self._finish_epoch()
                 if self._on_gpu and cursor.done < stream.steps:
                     self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
             if profiler is not None:
@@ -335,15 +295,14 @@ class TrainingRun:
         self._live_metrics = LiveMetrics(
             self._meter,
             batch_size=self._config.batch_size,
-            micro_batches=self._micro_batches,
-            ceiling_images_per_second=self._ceiling_of_rank,
-            prepared=lambda: loader.prepared_batches,
+            micro_batches=self._parts.micro_batches,
             publish=self._session.publish,
         )
+        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank
 
     @property
     def _ceiling_of_rank(self) -> float | None:
-        share = self._micro_batches / self.stream.micro_batches_per_step
+        share = self._parts.micro_batches / self.stream.micro_batches_per_step
         return self._state.ceiling * share if self._state.ceiling else None
 
     def _profiler(self) -> StepTrace | None:
@@ -368,7 +327,7 @@ class TrainingRun:
         Raises:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
-        stream, cursor = self.stream, self._cursor
+        cursor = self._cursor
         for micro_batch in micro_batches:
             self._meter.replaced += micro_batch.replaced
             if self._trace is not None:
@@ -378,13 +337,8 @@ class TrainingRun:
         self._broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
             start_clock.mark("first step")
-            self._session.report_start(steps=stream.steps)
-        self._session.report_progress(
-            steps=stream.steps,
-            epoch=stream.epoch_of(cursor.done - 1),
-            epochs=self._config.epochs,
-            samples_consumed=stream.state(cursor.done)["samples_consumed"],
-        )
+            self._session.report_start(steps=self.stream.steps)
+        self._session.report_progress(self.stream)
         self._live_metrics.step()
 
     def _notice_of_any_rank(self) -> Notice | None:
@@ -401,15 +355,16 @@ class TrainingRun:
         counts.mine[NOTICES] = int(self._notice is not None)
         return None
 
-    def _checkpoint(self, best: BestWeights | None = None, reference: Reference | None = None) -> None:
+    def _checkpoint(self) -> None:
         with self._meter.stage("checkpoint"):
-            self._state.save(self._meter.record, best, reference)
+            self._state.save(self._meter.record, self._best, self._reference)
+        self._best = self._reference = None
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""
         if self._cursor.saved < self._cursor.done:
             self._checkpoint()
-        self._session.finish()
+        self._session.checkpoints.finish()
         if self.worker.rank == 0:
             self._session.emit(Left(notice=notice, step=self._cursor.done))
         self.worker.barrier()
@@ -426,12 +381,12 @@ class TrainingRun:
         """
         require(self._step is not None, "call `run.validation` only where `step.ends_epoch`")
         with self._meter.stage("validation"):
-            self._warm_up_inference()
+            self._rehearsal.warm_up_inference()
             began = time.perf_counter()
-            self._context.statistics.average(self.worker)
+            self._parts.statistics.average(self.worker)
             for part in self._state.parts.values():
                 if isinstance(part, AveragedModel):
-                    for averaged, current in zip(part.module.buffers(), self._context.model.buffers(), strict=True):
+                    for averaged, current in zip(part.module.buffers(), self._parts.model.buffers(), strict=True):
                         averaged.copy_(current)
             with self._watch.watching() as loader:
                 yield ValidationPass(loader, loader.source, self.worker, self.precision)
@@ -451,62 +406,51 @@ class TrainingRun:
         """
         if self._step is not None:
             self._step.check_end()
-        is_open = self._step is not None and self._step.ends_epoch and self._closed is None
+        is_open = self._step is not None and self._step.ends_epoch and self._record is None
         require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
         seconds, self._validation_seconds = self._validation_seconds, None
         require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
-        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
-        record = self._end_epoch(epoch, {**metrics, "seconds": seconds})
-        reference, self._reference = self._reference, None
-        best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=reference)
-        self._closed = _Closed(record, best, reference)
-
-    def _end_epoch(self, epoch: int, validation: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver."""
         self._broken.exchange()
         segments = self._state.gather(self._meter.record())
         self._live_metrics.end_epoch()
-        record = epoch_record(
+        done = self._cursor.done
+        epoch = self.stream.epoch_closed_by(done - 1) or 0
+        self._record = epoch_record(
             segments,
             epoch=epoch,
-            step=self._cursor.done,
-            samples_consumed=self.stream.state(self._cursor.done)["samples_consumed"],
-            learning_rate=self._context.learning_rate,
-            validation={**validation, "broken": self._broken.in_validation()},
+            step=done,
+            samples_consumed=self.stream.state(done)["samples_consumed"],
+            learning_rate=self._parts.learning_rate,
+            validation={**metrics, "seconds": seconds, "broken": self._broken.in_validation()},
             quarantined=sum(each.replaced for segment in segments for each in segment),
             ceiling_images_per_second=self._state.ceiling,
             flops_per_image=self._state.flops_per_image,
             options=self._config,
             useful_block=self._useful_block,
         )
-        self._state.add_epoch(record)
+        self._state.add_epoch(self._record)
         if self.worker.rank == 0:
-            self._session.emit(EpochEnded(record))
-        return record
+            self._session.emit(EpochEnded(self._record))
+        self._best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=self._reference)
 
-    def _finish_epoch(self, rehearsal: Rehearsal) -> Iterator[Step]:
+    def _finish_epoch(self) -> Iterator[Step]:
         """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
-        closed, self._closed = self._closed, None
-        if closed is None:
+        record, self._record = self._record, None
+        if record is None:
             raise loop_error(
                 f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
             )
-        yield from rehearsal.after_epoch(closed.record)
+        yield from self._rehearsal.after_epoch(record)
         self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank
         self._meter.reset()
-        self._checkpoint(closed.best, closed.reference)
+        self._checkpoint()
 
 
 def require(holds: object, otherwise: str) -> None:
     """Raise a UsageError about the job's loop unless a condition holds."""
     if not holds:
         raise loop_error(otherwise)
-
-
-def loop_error(text: str) -> UsageError:
-    """Return an error about the job's loop."""
-    return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
 
 
 def _marked(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import Config, Data, train
+from raydali.data.stream.stream import Stream
 from raydali.run import checkpoints
 from raydali.run.folder import RunFolder
 from tests.support.digits import SHORT, digits_data
@@ -32,7 +33,7 @@ class Disturbed(LocalSession):
         super().__init__(folder)
         self._before = before
 
-    def report_progress(self, **facts: Any) -> None:
+    def report_progress(self, stream: Stream) -> None:
         if self.cursor.done in self._before and self.worker.rank == 0:
             self._before[self.cursor.done]()
         self.worker.barrier()
@@ -41,7 +42,7 @@ class Disturbed(LocalSession):
 def full_from_7_to_18(config: Config, data: Data, folder: RunFolder, disk: Disk) -> list[dict[str, Any]]:
     session = Disturbed(folder, {7: lambda: disk.fill(leave=0), 18: disk.clear})
     train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
     return session.rows
 
 
@@ -50,7 +51,7 @@ def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) 
     session = Disturbed(folder, {7: lambda: disk.read_only(True)})
     try:
         train(config, data, session)
-        session.finish()
+        session.checkpoints.finish()
     finally:
         disk.read_only(False)
     return session.rows
@@ -101,7 +102,7 @@ def test_a_read_only_disk_ends_the_run_and_a_repair_resumes_it(tmp_path: Path, d
 def train_until(config: Config, data: Data, folder: RunFolder, stop_at: int | None = None) -> list[dict[str, Any]]:
     session = LocalSession(folder, stop_at=stop_at)
     train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
     return session.rows
 
 
@@ -140,7 +141,7 @@ def error_of_newest(folder: RunFolder) -> str:
     from raydali.errors import StorageError
 
     try:
-        LocalSession(folder).latest()
+        LocalSession(folder).checkpoints.newest()
     except StorageError as error:
         return str(error)
     return ""

@@ -46,8 +46,8 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
         patch.setattr(ceiling, "MAX_FOREIGN", 2.0)
         session = LocalSession(folder)
         train(replace(CONFIG, ceiling=measures), digits_data(), session)
-        session.finish()
-    state = session.latest()
+        session.checkpoints.finish()
+    state = session.checkpoints.newest()
     assert state is not None
     optimizer = {
         f"momentum {key}": each["momentum_buffer"] for key, each in state["state"]["optimizer"]["state"].items()
@@ -89,7 +89,7 @@ def _doubted(folder: RunFolder) -> list[bool]:
     if session.worker.rank == 0:
         alone = replace(session.worker, world_size=1)
         session.worker, together = alone, session.worker
-        list(of_run.begin(1, measures=True, what=""))
+        list(of_run.begin(1, measures=True, doing=[], event=Rehearsed))
         session.worker = together
     for _ in range(5):
         asked.append(bool([*of_run.doubt({})]))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import train
+from raydali.data.stream.stream import Stream
 from raydali.launch.channel import Interrupted
 from raydali.run.folder import RunFolder
 from tests.support.digits import SHORT, digits_data
@@ -22,7 +23,7 @@ class Noticed(LocalSession):
         super().__init__(folder)
         self._notice_at = step if self.worker.rank == self.worker.world_size - 1 else None
 
-    def report_progress(self, **facts: Any) -> None:
+    def report_progress(self, stream: Stream) -> None:
         if self.cursor.done == self._notice_at:
             self.noticed = "preemption"
 
@@ -32,7 +33,7 @@ def leave(train: Callable[..., None], config: Any, data: Any, folder: RunFolder,
     try:
         train(config, data, session)
     except Interrupted as interrupted:
-        state = session.latest()
+        state = session.checkpoints.newest()
         assert state is not None
         return interrupted.notice, state["stream"]["samples_consumed"] // config.global_batch_size
     raise AssertionError("it did not leave")
@@ -41,7 +42,7 @@ def leave(train: Callable[..., None], config: Any, data: Any, folder: RunFolder,
 def finish(train: Callable[..., None], config: Any, data: Any, folder: RunFolder) -> None:
     session = LocalSession(folder)
     train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -13,6 +13,7 @@ import pytest
 from jobs.imagenet import Config, Data, train
 from raydali.data.sources import reading
 from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.stream.stream import Stream
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
 from raydali.launch.worker.ray_session import worker_error
 from raydali.run.folder import RunFolder
@@ -103,7 +104,7 @@ def test_what_a_resume_reads_beside_the_checkpoint_waits_too(
 def newest_of(folder: RunFolder) -> str:
     reading.SECONDS = 0.5
     try:
-        return str(LocalSession(folder).latest())
+        return str(LocalSession(folder).checkpoints.newest())
     except StorageAway as away:
         return str(away)
 
@@ -132,7 +133,7 @@ class AwayAt(LocalSession):
         super().__init__(folder)
         self._disk, self._step, self._seconds = disk, step, seconds
 
-    def report_progress(self, **facts: object) -> None:
+    def report_progress(self, stream: Stream) -> None:
         if self.cursor.done == self._step and self.worker.rank == 0:
             self._disk.fail(errno.ESTALE, seconds=self._seconds)
 
@@ -140,7 +141,7 @@ class AwayAt(LocalSession):
 def train_meanwhile(config: Config, data: Data, folder: RunFolder, disk: FailingDisk) -> list[dict[str, Any]]:
     session = AwayAt(folder, disk, step=3, seconds=1.5)
     train(config, data, session)
-    session.finish()
+    session.checkpoints.finish()
     return session.rows
 
 
