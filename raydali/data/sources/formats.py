@@ -109,7 +109,7 @@ def packed_images(
     label_column: str | None = None,
     image_column: str | None = None,
     labeled: bool = True,
-) -> Shards | IdxImages | None:
+) -> Shards | None:
     """Index labelled images in shards, TFRecord, Parquet or IDX files; None for lists and for folders of other files.
 
     Args:

@@ -11,8 +11,8 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
-from raydali.data.sources.labeled import warn_of_renumbering
+from raydali.data.sources.labeled import allowed_labels, warn_of_renumbering
 from raydali.data.sources.listing import folder_entries
+from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
-from raydali.text import summarize
 
 MOST_BYTES = 1 << 32
 """Maximum size of the pixels of a file: the driver and each node hold them in memory."""
@@ -35,26 +35,15 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class IdxImages:
-    """N grey images of one size by id 0..N-1, in the order of the file. Made by `scan`.
+class IdxImages(Shards):
+    """N grey images of one size by id 0..N-1, in the order of the file; the name of one is its number. Made by `scan`.
 
     Attributes:
-        root: the folder of the file, an absolute path or a URI.
-        name: of the file of images.
-        pixels: uint8 (N, height, width).
-        numbers: int64 (N,), places in the file, from 0.
-        labels: int64 (N,), indices into classes.
-        classes: their names.
-        skipped: empty.
+        offsets: int64 (N,), numbers of the images in the file, from 0.
+        pixels: uint8 (M, height, width), those of all images in the file.
     """
 
-    root: str
-    name: str
-    pixels: Bytes
-    numbers: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    pixels: Bytes = field(kw_only=True)
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
@@ -73,70 +62,52 @@ class IdxImages:
         """
         path = absolute(data)
         pixels = _read(path, 3)
-        numbers = np.zeros(len(pixels), np.uint8) if not labeled else _read(_labels_file(path), 1)
-        if len(numbers) != len(pixels):
-            raise UsageError(f"{_labels_file(path)} has {len(numbers)} labels for {len(pixels)} images: give its own")
-        found, labels = np.unique(numbers, return_inverse=True)
+        count = len(pixels)
+        values = np.zeros(count, np.uint8) if not labeled else _read(_labels_file(path), 1)
+        if len(values) != count:
+            raise UsageError(f"{_labels_file(path)} has {len(values)} labels for {count} images: give its own")
+        found, labels = np.unique(values, return_inverse=True)
         names = tuple(map(str, found.tolist()))
         if classes is not None:
-            if unknown := [name for name in names if name not in classes]:
-                raise UsageError(f"{data} has labels that the training set lacks: {summarize(unknown, show=repr)}")
-            labels = np.array([classes.index(name) for name in names])[labels]
+            labels = allowed_labels(data, names, classes)[labels]
         elif found[-1] != len(found) - 1:
             warn_of_renumbering(data, names)
         root, _, name = path.rpartition("/")
-        return cls(root, name, pixels, np.arange(len(pixels)), labels, tuple(names if classes is None else classes))
-
-    def __len__(self) -> int:
-        """N."""
-        return len(self.pixels)
+        packed_names = np.frombuffer(b"".join(b"%d\0" % number for number in range(count)), np.uint8)
+        return cls(
+            root=root,
+            shards=(name,),
+            sizes=np.array([pixels.size]),
+            shard_numbers=np.zeros(count, np.int32),
+            offsets=np.arange(count),
+            lengths=np.full(count, pixels[0].size),
+            packed_names=packed_names,
+            name_offsets=np.concatenate([[0], np.flatnonzero(packed_names == 0) + 1]),
+            labels=labels,
+            classes=tuple(names if classes is None else classes),
+            pixels=pixels,
+        )
 
     def __str__(self) -> str:
         """For messages: the file."""
-        return f"{self.root}/{self.name}"
-
-    @property
-    def one_each(self) -> NDArray[np.int64]:
-        """The labels: each image has one."""
-        return self.labels
-
-    @property
-    def dali_reads(self) -> bool:
-        """False: DALI gets the contents."""
-        return False
+        return f"{self.root}/{self.shards[0]}"
 
     def files(self, ids: NDArray[np.int64]) -> list[Bytes]:
         """These images as PGM files, uint8 each."""
         header = np.frombuffer(b"P5\n%d %d\n255\n" % self.pixels.shape[:0:-1], np.uint8)
         rows = np.empty((len(ids), len(header) + self.pixels[0].size), np.uint8)
-        rows[:, : len(header)], rows[:, len(header) :] = header, self.pixels[ids].reshape(len(ids), -1)
+        rows[:, : len(header)] = header
+        rows[:, len(header) :] = self.pixels[self.offsets[ids]].reshape(len(ids), -1)
         return list(rows)
 
-    def read(self, id: int) -> bytes:
-        """The image as a PGM file."""
+    def _content(self, id: int) -> bytes:
         return self.files(np.array([id]))[0].tobytes()
-
-    def path(self, id: int) -> str:
-        """The file, `#`, and the image's number in it."""
-        return f"{self}#{self.numbers[id]}"
-
-    def relative_paths(self) -> Iterator[str]:
-        """Yield the paths of all images, relative to the root."""
-        return (f"{self.name}#{number}" for number in self.numbers.tolist())
-
-    def relocate(self, root: str) -> Self:
-        """The same images, of a copy at another root, which is not read."""
-        return replace(self, root=absolute(root))
-
-    def drop(self, ids: Iterable[int]) -> Self:
-        """The images without these; the ids of those after them change."""
-        kept = np.delete(np.arange(len(self)), np.fromiter(ids, np.int64))
-        return replace(self, pixels=self.pixels[kept], numbers=self.numbers[kept], labels=self.labels[kept])
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of pixels, labels and classes, 32 hex digits; names are not part of it."""
-        return digest(self.pixels.data, self.labels.astype("<i8").data, os.fsencode("\0".join(self.classes)))
+        pixels, classes = self.pixels[self.offsets], os.fsencode("\0".join(self.classes))
+        return digest(pixels.data, self.labels.astype("<i8").data, classes)
 
 
 def names_idx(data: str) -> bool:

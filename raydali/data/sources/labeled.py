@@ -160,6 +160,19 @@ class LabeledFiles(Files):
         return digest(classes, self.packed_paths.data, labels.data)
 
 
+def allowed_labels(data: str, found: Sequence[str], allowed: Sequence[str]) -> NDArray[np.int64]:
+    """Return the places of the labels that were found among those that are allowed, int64.
+
+    Raises:
+        UsageError: one is not allowed.
+    """
+    places = {name: place for place, name in enumerate(allowed)}
+    if unknown := [name for name in found if name not in places]:
+        shown = summarize(unknown, show=repr)
+        raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
+    return np.array([places[name] for name in found])
+
+
 def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
     """Warn that class indices differ from the labels, which are numbers."""
     order = plural(len(labels), "class"), summarize(labels, show=repr)

@@ -1,27 +1,40 @@
-"""Labelled images in Parquet: parquet_index.py finds rows and labels, row_groups.py reads them."""
+"""Labelled images in Parquet: only footers and labels are read for the index, and row_groups.py reads the images.
 
+Data sets of Hugging Face have a column of structs {bytes, path} and a column of numbers, whose names are in the
+schema's metadata. A column of bytes, and one of texts, are as good.
+"""
+
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
-from raydali.data.sources.listing import folder_entries
-from raydali.data.sources.parquet_index import ROW_BITS, parquet_index
-from raydali.data.sources.row_groups import KEPT_BYTES, read_image
-from raydali.data.sources.shards import Shards
+from raydali.data.sources.listing import FoundFile, folder_entries
+from raydali.data.sources.row_groups import KEPT_BYTES, FileForArrow, image_leaf, read_image
+from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
+from raydali.text import plural, summarize
+
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray, DataType, Schema
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 IMAGE, LABEL = "image", "label"
 """The columns of most data sets."""
 _ENDING = ".parquet"
 _SPLIT = re.compile(r"([a-z]\w*)(-.*)?\.parquet$|")
+ROW_BITS = 32
+"""Bits of the row in an image's position; the row group is above them."""
+_LONGEST = (1 << 31) - 1  # bytes of a column that Arrow decodes at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +50,6 @@ class Parquet(Shards):
     """
 
     column: str = IMAGE
-
-    mark: ClassVar[str] = "#"
 
     @classmethod
     def scan(
@@ -69,7 +80,7 @@ class Parquet(Shards):
         """
         image = image_column or IMAGE
         index = partial(parquet_index, image=image, label=(label_column or LABEL) if labeled else None)
-        found = replace(cls._scan(data, data, classes, index), column=image)
+        found = replace(cls.of_pattern(data, data, classes, index), column=image)
         return found._with_whole_groups_first() if labeled else found
 
     def drop(self, ids: Iterable[int]) -> Self:
@@ -150,3 +161,143 @@ def parquet_folder(folder: str) -> dict[str, str]:
         if words:
             return {word: f"{place}/{word}{'-*' * bool(rest)}{_ENDING}" for word, rest in words.items()}
     return {}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The index
+
+
+class Columns(NamedTuple):
+    """The columns of images and labels, and the names of the labels 0, 1, ... if the files have them."""
+
+    image: str
+    label: str | None
+    names: tuple[str, ...] = ()
+
+
+def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str | None) -> ShardIndex:
+    """Index the rows of these files, see `shard_index`. The name of a row is its number in its file, from 0.
+
+    An offset is the row group of an image in its file, above `ROW_BITS`, and its row in there. A length is the mean of
+    the images of the row group. If the files name their labels, the names are in the files' order.
+
+    Args:
+        root: absolute, or an `s3://` or `gs://` URI.
+        files: below it.
+        image: the column of the images.
+        label: the column of the labels; None: all are 0.
+
+    Raises:
+        UsageError: files that are cut off or no Parquet files, that lack a column, have another type in it or other
+            names; rows without a label; no rows. Names the first of them.
+    """
+    first = f"{root}/{files[0].name}"
+    try:
+        columns = _columns(_opened(first, files[0].size).schema_arrow, image, label)
+    except (OSError, ValueError) as error:
+        reason = storage.reason(error) if isinstance(error, OSError) else error
+        raise UsageError(f"{first} cannot be indexed: {reason}") from error
+    of_columns = digest(*map(os.fsencode, (image, label or "", *columns.names)))
+    index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
+    if not columns.names:
+        return index
+    numbers = np.array(index.names_of_labels, np.int64)
+    return index.with_labels(numbers[index.labels], columns.names)
+
+
+def _opened(path: str, size: int) -> "ParquetFile":
+    """Open a file to read its footer and its labels. Raises ValueError if it is no Parquet file."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(FileForArrow(path, size), pre_buffer="://" in path)
+    except pyarrow.ArrowInvalid as error:
+        head = FileForArrow(path, size).read(64)
+        raise ValueError(storage.why_pointer(head) or "no Parquet file, or cut off: write it again") from error
+
+
+def _part(columns: Columns, path: str, size: int) -> Part:
+    """Index the rows of a file. Raises ValueError for a broken one."""
+    file = _opened(path, size)
+    own = _columns(file.schema_arrow, columns.image, columns.label)
+    if own != columns:
+        raise ValueError(f"its labels have other names than those of the first file: {summarize(own.names)}")
+    images = [*_images(file.metadata, columns.image)]
+    labels: list[Label] = [0] * len(images)
+    if columns.label is not None:
+        labels = _labels(file.read([columns.label]).column(0), columns.names)
+    return Part.of(images, labels)
+
+
+def _images(footer: "FileMetaData", column: str) -> Iterator[Member]:
+    leaf, row, without = image_leaf(footer, column), 0, 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        rows, chunk = group.num_rows, group.column(leaf)
+        if chunk.total_uncompressed_size > _LONGEST:
+            size = f"{chunk.total_uncompressed_size / 1e9:.1f} GB"
+            raise ValueError(f"row group {number} has {size} of images, at most 2 GB can be read: write smaller ones")
+        without += (chunk.statistics.null_count or 0) if chunk.is_stats_set else 0
+        for within in range(rows):
+            yield Member(b"%d" % (row + within), number << ROW_BITS | within, -(-chunk.total_uncompressed_size // rows))
+        row += rows
+    if row and without == row:
+        raise ValueError(f"column {column!r} has no bytes, in {plural(row, 'row')}: write the images into it")
+
+
+def _labels(column: "ChunkedArray", names: tuple[str, ...]) -> list[Label]:
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    labels: list[Any] = column.to_pylist()
+    wrong = [row for row, label in enumerate(labels) if label is None or (names and not 0 <= label < len(names))]
+    if wrong:
+        counted, first = plural(len(wrong), "row"), wrong[0]
+        of = f" of {plural(len(names), 'class')}" if names else ""
+        raise ValueError(f"{counted} without a label{of}, first row {first} with {labels[first]}: remove them")
+    return labels
+
+
+def _columns(schema: "Schema", image: str, label: str | None) -> Columns:
+    """The columns of images and labels. Raises ValueError if one is missing or has another type."""
+    for option, name in (("image", image), ("label", label)):
+        if name is not None and name not in schema.names:
+            there = summarize(schema.names, 8, show=repr)
+            raise ValueError(f"no column {name!r}, its columns are {there}: give --{option}-column")
+    for option, name, fits, wanted in (
+        ("image", image, _holds_images, "bytes"),
+        ("label", label, _holds_labels, "whole numbers or texts"),
+    ):
+        if name is not None and not fits(schema.field(name).type):
+            raise ValueError(f"column {name!r} has {schema.field(name).type}, not {wanted}: give --{option}-column")
+    if label is None:
+        return Columns(image, None)
+    features = _features(schema.metadata or {})
+    names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
+    return Columns(image, label, tuple(map(str, names or ())))
+
+
+def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+    """Return the features that Hugging Face's `datasets` writes about the columns; empty for other files."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _holds_images(of: "DataType") -> bool:
+    from pyarrow import types
+
+    if types.is_struct(of):
+        return any(field.name == "bytes" and _holds_images(field.type) for field in of)
+    return bool(types.is_binary(of) or types.is_large_binary(of))
+
+
+def _holds_labels(of: "DataType") -> bool:
+    from pyarrow import types
+
+    of = of.value_type if types.is_dictionary(of) else of
+    return bool(types.is_integer(of) or types.is_string(of) or types.is_large_string(of))

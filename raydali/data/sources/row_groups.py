@@ -8,15 +8,15 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources import storage
-from raydali.data.sources.parquet_index import image_leaf
-from raydali.data.sources.shards import read_part
+from raydali.data.sources.file_parts import read_part
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -40,8 +40,7 @@ class RowGroups:
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit = limit
         self._changed = threading.Condition()
-        self._kept: OrderedDict[Hashable, Images] = OrderedDict()
-        self._under_way: dict[Hashable, Future[Images]] = {}
+        self._groups: OrderedDict[Hashable, Future[Images]] = OrderedDict()
         self._kept_bytes = self._read_bytes = 0
 
     def get(self, key: Hashable, size: int, load: Callable[[], Images]) -> Images:
@@ -53,40 +52,40 @@ class RowGroups:
             load: decodes it, and may raise any error, which all threads get that wait for it.
         """
         with self._changed:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            future = self._under_way.get(key)
+            future = self._groups.get(key)
             if future is None:
-                loading = self._under_way[key] = Future[Images]()
+                loading = self._groups[key] = Future[Images]()
+            else:
+                self._groups.move_to_end(key)
         if future is not None:
             return future.result()
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._read_bytes or self._read_bytes + size <= _READ_AT_ONCE)
-                self._read_bytes += size
-            try:
+            with self._turn(size):
                 images = load()
-            finally:
-                with self._changed:
-                    self._read_bytes -= size
-                    self._changed.notify_all()
         except BaseException as error:
             with self._changed:
-                del self._under_way[key]
+                del self._groups[key]
             loading.set_exception(error)
             raise
         with self._changed:
-            self._keep(key, images)
-            del self._under_way[key]
-        loading.set_result(images)
+            loading.set_result(images)
+            self._kept_bytes += images.nbytes
+            for other, kept in [*self._groups.items()]:
+                if self._kept_bytes > self._limit and kept.done() and other != key:
+                    self._kept_bytes -= self._groups.pop(other).result().nbytes
         return images
 
-    def _keep(self, key: Hashable, images: Images) -> None:
-        self._kept[key] = images
-        self._kept_bytes += images.nbytes
-        while self._kept_bytes > self._limit and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+    @contextmanager
+    def _turn(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._read_bytes or self._read_bytes + size <= _READ_AT_ONCE)
+            self._read_bytes += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._read_bytes -= size
+                self._changed.notify_all()
 
 
 _groups = RowGroups()
@@ -128,11 +127,17 @@ def read_image(path: str, size: int, column: str, group: int, row: int) -> bytes
     return images[row].as_py() or b""
 
 
+def image_leaf(footer: "FileMetaData", column: str) -> int:
+    """Return the index of the leaf column with the bytes of images: of the column itself, or of its field `bytes`."""
+    leaves = (column, f"{column}.bytes")
+    return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path in leaves)
+
+
 def _decoded(path: str, size: int, column: str, group: int) -> Images:
     from pyarrow.parquet import ParquetFile
 
     footer = _footer(path, size)
-    file = ParquetFile(_File(path, size), metadata=footer, pre_buffer=False)
+    file = ParquetFile(FileForArrow(path, size), metadata=footer, pre_buffer=False)
     leaf = footer.schema.column(image_leaf(footer, column)).path
     images = file.read_row_group(group, [leaf], use_threads=False).column(0)
     return images if leaf == column else images.flatten()[0]
@@ -142,29 +147,34 @@ def _decoded(path: str, size: int, column: str, group: int) -> Images:
 def _footer(path: str, size: int) -> "FileMetaData":
     from pyarrow.parquet import read_metadata
 
-    return read_metadata(_File(path, size))
+    return read_metadata(FileForArrow(path, size))
 
 
-class _File(RawIOBase):
+class FileForArrow(RawIOBase):
     """A file as Arrow reads it, whose errors are those of shards: an error of Arrow's own is about its content."""
 
     def __init__(self, path: str, size: int) -> None:
         self._path, self._size, self._at = path, size, 0
 
     def readable(self) -> bool:
+        """True, as Arrow asks."""
         return True
 
     def seekable(self) -> bool:
+        """True, as Arrow asks."""
         return True
 
     def tell(self) -> int:
+        """The position of the next byte that is read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
     def read(self, length: int = -1) -> bytes:
+        """Read bytes from the position on. Raises StoreError, which names the file."""
         length = self._size - self._at if length < 0 else min(length, self._size - self._at)
         try:
             content = read_part(self._path, self._size, self._at, length)

@@ -22,20 +22,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
 
 from raydali.data.sources import file_rules
+from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.file_rules import LEFT, kind_of
 from raydali.data.sources.files import absolute
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.listing import FoundFile, folder_entries
-from raydali.data.sources.read_ahead import open_ahead
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
-from raydali.data.sources.shards import Shards
+from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
 from raydali.data.sources.tar_headers import members
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -68,7 +67,7 @@ def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -
 
 def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
     """The index by the class folders in train/ or another split, if all images are in such folders."""
-    first = os.fsdecode(index.label_names.tobytes()).split("\0")
+    first = index.names_of_labels
     if index.numbered or not {*map(str.lower, first)} <= _SPLITS:
         return index
     paths = [name.removeprefix("./").split("/") for name in os.fsdecode(index.names[:-1].tobytes()).split("\0")]
@@ -80,7 +79,7 @@ def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
             "--data and --val-data"
         )
     classes, labels = np.unique([path[1] for path in paths], return_inverse=True)
-    return replace(index, labels=labels, label_names=np.frombuffer(os.fsencode("\0".join(classes)), np.uint8))
+    return index.with_labels(labels, classes)
 
 
 def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) -> Part:
@@ -91,30 +90,30 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
     others: dict[bytes, str] = {}  # kinds of files, by key
     skipped: Counter[str] = Counter()
     unread: list[int] = []
-    with open_ahead(path, size) as read:
-        for member in members(read, size, unread.append):
-            folder, slash, base = member.name.removeprefix(b"./").rpartition(b"/")
-            stem, _, extension = base.partition(b".")
-            if not stem or b"\0" in member.name:
-                continue
-            key, extension = folder + slash + stem, extension.lower()
-            is_image = extension.rpartition(b".")[2] in _IMAGES
-            if _HIDDEN.search(folder):
-                skipped["in hidden folders"] += is_image
-            elif newest and _LEFT_FOLDER.search(folder):
-                skipped[LEFT] += is_image
-            elif member.offset < 0:
-                skipped["linked to no file in their archive"] += is_image
-            elif extension in _IMAGES:
-                if key in images:
-                    raise ValueError(_several(key, [images[key], member]))
-                images[key] = member
-            elif extension in _LABELS:
-                said.setdefault(key, {})[extension] = read(member.offset, member.length)
-            elif is_image:
-                dotted.setdefault(key, []).append(member)
-            elif (kind := kind_of(os.fsdecode(base))) is not None:
-                others[key] = kind
+    read = read_ahead(path, size)
+    for member in members(read, size, unread.append):
+        folder, slash, base = member.name.removeprefix(b"./").rpartition(b"/")
+        stem, _, extension = base.partition(b".")
+        if not stem or b"\0" in member.name:
+            continue
+        key, extension = folder + slash + stem, extension.lower()
+        is_image = extension.rpartition(b".")[2] in _IMAGES
+        if _HIDDEN.search(folder):
+            skipped["in hidden folders"] += is_image
+        elif newest and _LEFT_FOLDER.search(folder):
+            skipped[LEFT] += is_image
+        elif member.offset < 0:
+            skipped["linked to no file in their archive"] += is_image
+        elif extension in _IMAGES:
+            if key in images:
+                raise ValueError(_several(key, [images[key], member]))
+            images[key] = member
+        elif extension in _LABELS:
+            said.setdefault(key, {})[extension] = read(member.offset, member.length)
+        elif is_image:
+            dotted.setdefault(key, []).append(member)
+        elif (kind := kind_of(os.fsdecode(base))) is not None:
+            others[key] = kind
     for key, several in dotted.items():
         if key not in images:
             if len(several) > 1:
@@ -131,9 +130,8 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
     skipped.update(kind for key, kind in others.items() if key not in images)
     unmatched = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
     skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in unmatched)  # README.txt is none
-    return Part(
-        [image for _, image in in_order], [label for label in labels if label is not None], +skipped, sum(unread)
-    )
+    labels_found = [label for label in labels if label is not None]
+    return Part.of([image for _, image in in_order], labels_found, +skipped, sum(unread))
 
 
 def _several(key: bytes, images: list[Member]) -> str:
@@ -201,7 +199,7 @@ class TarShards(Shards):
                 the classes.
         """
         pattern = data if names_shards(data) else f"{data.rstrip('/')}/*.tar"
-        return cls._scan(data, pattern, classes, partial(tar_index, labeled=labeled))
+        return cls.of_pattern(data, pattern, classes, partial(tar_index, labeled=labeled))
 
 
 def holds_shards(folder: str) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from zlib import adler32
 
-from raydali.data.sources.read_ahead import Read
-from raydali.data.sources.shard_index import Member
+from raydali.data.sources.file_parts import Read
+from raydali.data.sources.shards import Member
 from raydali.data.sources.storage import why_pointer
 
 BLOCK = 512
@@ -36,7 +36,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
     """Yield the regular files of an archive in order, then the links, each with the position of its target.
 
     Args:
-        read: from `open_ahead`.
+        read: from `read_ahead`.
         size: size of the archive in bytes.
         unread: gets the number of bytes after the archive's end that are no archive, if there are any.
 

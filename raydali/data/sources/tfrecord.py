@@ -1,25 +1,42 @@
 """Labelled images in TFRecord files: their index is read once, without the images, and cached.
 
-Each record is a tf.train.Example in protobuf, a map of features. The image's file and its class are under the first of
-these names that exist:
+    length    uint64
+    checksum  uint32, of the length
+    data
+    checksum  uint32, of the data
+
+The checksum of the data is not checked: an image that changed shows when it is decoded. The data of a record is a
+tf.train.Example in protobuf, a map of features. The image's file and its class are under the first of these names that
+exist:
 
     image/encoded      image/class/label    TensorFlow's models; ImageNet's labels begin at 1 there
     image              label                TensorFlow Datasets
+
+TensorBoard's events are TFRecord files with other data.
 """
 
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import ClassVar, Self
 
+from raydali.data.sources.file_parts import Read, read_ahead
 from raydali.data.sources.listing import FoundFile
-from raydali.data.sources.read_ahead import Read, open_ahead
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
-from raydali.data.sources.shards import Shards
-from raydali.data.sources.tfrecord_format import Span, records
+from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
+from raydali.data.sources.storage import why_pointer
 from raydali.text import summarize
+
+_HEADER, _FOOTER = 12, 4
+"""Bytes before and after a record's data."""
+_COMPRESSED = b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"
+"""How files begin that gzip wrote, or zlib at any level."""
+
+Span = tuple[int, int]
+"""Begin and end in a file, in bytes."""
 
 IMAGES = b"image/encoded", b"image"
 LABELS = b"image/class/label", b"label"
@@ -60,16 +77,75 @@ def tfrecord_index(root: str, files: Sequence[FoundFile], *, labeled: bool = Tru
 
 def _part(path: str, size: int, *, labeled: bool = True) -> Part:
     """Index the images of a file. Raises ValueError for a broken one."""
-    images, labels = list[Member](), list[Label]()
-    with open_ahead(path, size) as read:
-        for number, (begin, end) in enumerate(records(read, size)):
-            try:
-                (at, behind), label = _image_and_label(read, begin, end, labeled)
-            except ValueError as error:
-                raise ValueError(f"record {number} {error}") from error
-            images.append(Member(b"%d" % number, at, behind - at))
-            labels.append(label)
-    return Part(images, labels)
+    images, labels, read = list[Member](), list[Label](), read_ahead(path, size)
+    for number, (begin, end) in enumerate(records(read, size)):
+        try:
+            (at, behind), label = _image_and_label(read, begin, end, labeled)
+        except ValueError as error:
+            raise ValueError(f"record {number} {error}") from error
+        images.append(Member(b"%d" % number, at, behind - at))
+        labels.append(label)
+    return Part.of(images, labels)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+def records(read: Read, size: int) -> Iterator[Span]:
+    """Yield where the data of each record is.
+
+    Args:
+        read: takes a position and a number of bytes.
+        size: of the file, in bytes.
+
+    Raises:
+        ValueError: the file is damaged, cut off, compressed, or no TFRecord file.
+    """
+    position = 0
+    for number in count():
+        if position == size:
+            return
+        head = read(position, min(_HEADER, size - position))
+        length = int.from_bytes(head[:8], "little")
+        if len(head) == _HEADER and masked_crc32c(head[:8]) != int.from_bytes(head[8:], "little"):
+            if position:
+                raise ValueError(f"it is damaged in record {number}, at byte {position}: write it again")
+            if head.startswith(_COMPRESSED):
+                raise ValueError("it is compressed, which prevents random access: write it without compression")
+            raise ValueError(why_pointer(head) or "it is not a TFRecord file: give only such files")
+        end = position + _HEADER + length
+        if len(head) < _HEADER or end + _FOOTER > size:
+            raise ValueError(f"it is cut off in record {number}, at byte {position} of {size}: write it again")
+        yield position + _HEADER, end
+        position = end + _FOOTER
+
+
+def as_record(data: bytes) -> bytes:
+    """The data as a record, to be appended to a file."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def _crc32c_of(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ 0x82F63B78 * (byte & 1)
+    return byte
+
+
+_CRC32C = [_crc32c_of(byte) for byte in range(256)]
+
+
+def masked_crc32c(data: bytes) -> int:
+    """TFRecord's checksum: CRC-32C, its bits rotated and a constant added.
+
+    tensorboardX has the same function, but importing it imports torch and boto3, which takes seconds.
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -201,7 +277,7 @@ class TFRecords(Shards):
             UsageError: files are missing, cannot be read or hold no samples; see `tfrecord_index`. A label is not among
                 the classes.
         """
-        return cls._scan(data, data, classes, partial(tfrecord_index, labeled=labeled))
+        return cls.of_pattern(data, data, classes, partial(tfrecord_index, labeled=labeled))
 
 
 def names_tfrecords(data: str) -> bool:

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from raydali.data.sources import parquet_index
+from raydali.data.sources import parquet as sources_parquet
 from raydali.data.sources.parquet import Parquet
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
@@ -116,7 +116,7 @@ def test_files_that_differ(tmp_path: Path) -> None:
 
 def test_row_groups_that_arrow_cannot_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", IMAGES, [0, 1] * 3, rows=3)
-    monkeypatch.setitem(vars(parquet_index), "_LONGEST", 100)
+    monkeypatch.setitem(vars(sources_parquet), "_LONGEST", 100)
     with pytest.raises(UsageError, match=mentioning("a.parquet row group 0 2 GB")):
         Parquet.scan(str(path))
 
@@ -136,5 +136,5 @@ def test_the_index_is_cached_by_its_columns(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise AssertionError("the file is indexed again")
 
-    monkeypatch.setitem(vars(parquet_index), "_part", refuse)
+    monkeypatch.setitem(vars(sources_parquet), "_part", refuse)
     assert scan("image", "a").fingerprint == one.fingerprint

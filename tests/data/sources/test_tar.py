@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from raydali.data.loading.make import make_loader
-from raydali.data.sources import local_shards
+from raydali.data.sources import file_parts
 from raydali.data.sources.formats import train_and_val
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.listing import find_files
@@ -120,7 +120,8 @@ def shards(pack: Pack) -> TarShards:
 
 
 def test_contents_come_from_few_descriptors(shards: TarShards, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_shards, "KEPT", 2)
+    monkeypatch.setattr(file_parts, "KEPT", 2)
+    monkeypatch.setattr(file_parts, "_kept", {})  # without what the index opened
     ids = np.random.default_rng(0).permutation(30)
     made = photographs(30)
     for _ in range(2):

@@ -5,7 +5,7 @@ import io
 import pytest
 from tensorboardX.record_writer import masked_crc32c as expected_crc32c
 
-from raydali.data.sources.tfrecord_format import as_record, masked_crc32c, records
+from raydali.data.sources.tfrecord import as_record, masked_crc32c, records
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 8, b"123456789", bytes(range(256))])

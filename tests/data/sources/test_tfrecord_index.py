@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydali.data.sources import tfrecord
+from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.read_ahead import open_ahead
-from raydali.data.sources.shard_index import Part
-from raydali.data.sources.tfrecord import TFRecords
-from raydali.data.sources.tfrecord_format import records
+from raydali.data.sources.shards import Part
+from raydali.data.sources.tfrecord import TFRecords, records
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.tfrecords import Value, example, imagenet, record, tfrecords
@@ -87,9 +86,9 @@ def test_what_protobuf_writes_is_read(
     data = example(others | {"image/encoded": image, "image/class/label": label}, packed=packed)
     path = tmp_path_factory.getbasetemp() / "any.tfrecord"
     path.write_bytes(record(b"") + record(data))
-    with open_ahead(str(path), path.stat().st_size) as read:
-        assert [*records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
-        (begin, end), number = tfrecord._image_and_label(read, 28, 28 + len(data))
+    read = read_ahead(str(path), path.stat().st_size)
+    assert [*records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
+    (begin, end), number = tfrecord._image_and_label(read, 28, 28 + len(data))
     assert path.read_bytes()[begin:end] == image and number == label
 
 
