@@ -65,8 +65,8 @@ def augmented(
             of_one,
             height,
             width,
-            *fill,
-            *colour,
+            _packed(fill),
+            _packed(colour),
             erases=chains == 1 and slot + 1 >= slots,
             takes_nearest=nearest,
             block=BLOCK,
@@ -75,8 +75,14 @@ def augmented(
     if chains == 1:
         return newest
     mixed = torch.empty_like(images)
-    _mix[blocks, count](images, newest, mixed, plans, slots, chains, height, width, *colour, block=BLOCK)
+    _mix[blocks, count](images, newest, mixed, plans, slots, chains, height, width, _packed(colour), block=BLOCK)
     return mixed
+
+
+def _packed(colour: Colour) -> int:
+    """Return a colour as one number: red, green and blue from bit 0, 8 and 16 on."""
+    red, green, blue = colour
+    return red | green << 8 | blue << 16
 
 
 @triton.jit
@@ -230,15 +236,11 @@ def _warped(image, row, y, x, height, width, channel, inside, outside, takes_nea
 
 
 @triton.jit
-def _of_channel(channel, red, green, blue):
-    return tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
-
-
-@triton.jit
-def _with_erased(values, row, y, x, colour):
+def _with_erased(values, row, y, x, channel, colour):
     top, left = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32)
     height, width = tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
-    return tl.where((y >= top) & (y < top + height) & (x >= left) & (x < left + width), colour, values)
+    erased = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
+    return tl.where(erased, (colour >> (8 * channel)) & 255, values)
 
 
 @triton.jit
@@ -253,12 +255,8 @@ def _apply(
     of_one,
     height,
     width,
-    fill_red,
-    fill_green,
-    fill_blue,
-    red_of_erased,
-    green_of_erased,
-    blue_of_erased,
+    fill,
+    colour,
     erases: tl.constexpr,
     takes_nearest: tl.constexpr,
     block: tl.constexpr,
@@ -275,7 +273,7 @@ def _apply(
     parameter = tl.load(row + 1)
     image = images + (index // of_one) * height * width * 3
     if kind == _WARP:
-        outside = _of_channel(channel, fill_red, fill_green, fill_blue)
+        outside = (fill >> (8 * channel)) & 255
         values = _warped(image, row, y, x, height, width, channel, inside, outside, takes_nearest)
     elif kind == _SHARPNESS:
         values = _sharpened(image, y, x, height, width, channel, inside, parameter)
@@ -290,14 +288,14 @@ def _apply(
         if kind == _HUE:
             values = _turned(red, green, blue, channel, parameter)
         else:
-            values = _blend(_of_channel(channel, red, green, blue), _grey(red, green, blue), parameter)
+            own = tl.where(channel == 0, red, tl.where(channel == 1, green, blue))
+            values = _blend(own, _grey(red, green, blue), parameter)
     else:
         values = tl.load(image + place, mask=inside, other=0).to(tl.int32)
         if kind > 0:
             values = tl.load(tables + (index * 3 + channel) * 256 + values).to(tl.int32)
     if erases:
-        colour = _of_channel(channel, red_of_erased, green_of_erased, blue_of_erased)
-        values = _with_erased(values, plan + slots * _WIDTH, y, x, colour)
+        values = _with_erased(values, plan + slots * _WIDTH, y, x, channel, colour)
     tl.store(results + index * height * width * 3 + place, values.to(tl.uint8), mask=inside)
 
 
@@ -311,9 +309,7 @@ def _mix(
     chains,
     height,
     width,
-    red_of_erased,
-    green_of_erased,
-    blue_of_erased,
+    colour,
     block: tl.constexpr,
 ):
     """Mix an image with the ends of its chains, as AugMix does, and erase its rectangle."""
@@ -325,7 +321,6 @@ def _mix(
     for chain in range(chains):
         end = tl.load(ends + (index * chains + chain) * size + place, mask=inside, other=0)
         total += tl.load(row + 5 + chain) * end.to(tl.float32)
-    colour = _of_channel(place % 3, red_of_erased, green_of_erased, blue_of_erased)
     values = tl.minimum(total, 255.0).to(tl.int32)
-    values = _with_erased(values, row, place // 3 // width, place // 3 % width, colour)
+    values = _with_erased(values, row, place // 3 // width, place // 3 % width, place % 3, colour)
     tl.store(results + index * size + place, values.to(tl.uint8), mask=inside)

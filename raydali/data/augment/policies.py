@@ -12,16 +12,12 @@ from functools import cache
 import numpy as np
 
 from raydali.data.augment.operations import Floats
-from raydali.data.augment.stages import BINS, InRandomOrder, OneOf, Operation, Policy, Stage, UpTo, continuous
+from raydali.data.augment.stages import BINS, Operation, Policy, Stage, continuous, in_random_order, one_of, up_to
 from raydali.errors import UsageError
 
 
-def _up_to(most: float) -> Callable[[Floats, int], Floats]:
-    return lambda level, side: most * level
-
-
 def _signed(most: float, *names: str) -> list[Operation]:
-    return [Operation(name, _up_to(most), signed=True) for name in names]
+    return [Operation(name, lambda level, side: most * level, signed=True) for name in names]
 
 
 def _shifts(share: float = 0.0, pixels: float = 0.0) -> list[Operation]:
@@ -44,6 +40,20 @@ SHEAR, ENHANCE = ("ShearX", "ShearY"), ("Brightness", "Color", "Contrast", "Shar
 SOLARIZE = Operation("Solarize", lambda level, side: 1 - level)
 OF_STATISTICS = Operation("AutoContrast"), Operation("Equalize")
 
+
+def _moderate(shift: float, bits: int) -> tuple[Operation, ...]:
+    """Return operations that shift by at most this share of the side, and keep this number of bits or up to 4 fewer."""
+    return (
+        *_signed(0.3, *SHEAR),
+        *_shifts(shift),
+        *_signed(30, "Rotate"),
+        *_signed(0.9, *ENHANCE),
+        Operation("Posterize", lambda level, side: np.rint(bits - 4 * level)),
+        SOLARIZE,
+        *OF_STATISTICS,
+    )
+
+
 WIDE = (
     Operation("Identity"),
     *_signed(0.99, *SHEAR, *ENHANCE),
@@ -54,29 +64,10 @@ WIDE = (
     *OF_STATISTICS,
 )
 """The operations of TrivialAugmentWide (Müller and Hutter, ICCV 2021)."""
-
-RAND = (
-    Operation("Identity"),
-    *_signed(0.3, *SHEAR),
-    *_shifts(150 / 331),
-    *_signed(30, "Rotate"),
-    *_signed(0.9, *ENHANCE),
-    Operation("Posterize", lambda level, side: np.rint(8 - 4 * level)),
-    SOLARIZE,
-    *OF_STATISTICS,
-)
+RAND = Operation("Identity"), *_moderate(150 / 331, 8)
 """The operations of RandAugment (Cubuk et al., NeurIPS 2020), and of AutoAugment, which has Invert instead of
 Identity."""
-
-AUGMIX = (
-    *_signed(0.3, *SHEAR),
-    *_shifts(1 / 3),
-    *_signed(30, "Rotate"),
-    *_signed(0.9, *ENHANCE),
-    Operation("Posterize", lambda level, side: np.rint(4 - 4 * level)),
-    SOLARIZE,
-    *OF_STATISTICS,
-)
+AUGMIX = _moderate(1 / 3, 4)
 """The operations of AugMix (Hendrycks et al., ICLR 2020)."""
 AUGMIX_SEVERITY, AUGMIX_LEVELS, AUGMIX_CHAINS, AUGMIX_DEPTH = 3, 10, 3, 3
 
@@ -112,31 +103,29 @@ def _auto() -> tuple[Stage, ...]:
         name, probability, *level = text.split()
         return _fixed(space[name], float(probability), int(level[0]) / 9 if level else 0.0)
 
-    return (OneOf([[operation(text) for text in texts.split(",")] for texts in AUTO.split(";")]),)
+    return (one_of([[operation(text) for text in texts.split(",")] for texts in AUTO.split(";")]),)
 
 
 def _rand(magnitude: float, operations: float) -> tuple[Stage, ...]:
     level = magnitude / (BINS - 1)
-    return (OneOf([[_fixed(operation, 1.0, level)] for operation in RAND]),) * int(operations)
+    return (one_of([[_fixed(operation, 1.0, level)] for operation in RAND]),) * int(operations)
 
 
 def _augmix() -> tuple[Stage, ...]:
     def level(first: Floats, second: Floats) -> Floats:
         return np.floor(first * AUGMIX_SEVERITY) / (AUGMIX_LEVELS - 1)
 
-    return (UpTo(OneOf([[operation] for operation in AUGMIX], level), AUGMIX_DEPTH),)
+    return (up_to(AUGMIX_DEPTH, one_of([[operation] for operation in AUGMIX], level)),)
 
 
-def _blur(probability: float = 1.0) -> OneOf:
-    """Return a Gaussian blur with a standard deviation of 0.1 to 2 pixels, as in SimCLR and DeiT III."""
-    blurs = [Operation(name, lambda level, side: 0.1 + 1.9 * level) for name in ("BlurX", "BlurY")]
-    return OneOf([blurs], continuous, probability)
+BLUR = [Operation(name, lambda level, side: 0.1 + 1.9 * level) for name in ("BlurX", "BlurY")]
+"""A Gaussian blur with a standard deviation of 0.1 to 2 pixels, as in SimCLR and DeiT III."""
 
 
 def _three() -> tuple[Stage, ...]:
     """Return the ThreeAugment of DeiT III (Touvron et al., ECCV 2022), without its colour jitter."""
     solarize = _fixed(SOLARIZE, 1.0, 127 / 255)
-    return (OneOf([[Operation("Grey")], [solarize], *_blur().lists], continuous),)
+    return (one_of([[Operation("Grey")], [solarize], BLUR], continuous),)
 
 
 def _jitter(strength: float, hue: float = 0.0) -> tuple[Stage, ...]:
@@ -147,7 +136,7 @@ def _jitter(strength: float, hue: float = 0.0) -> tuple[Stage, ...]:
 
     operations = [Operation(name, factor) for name in ("Brightness", "Contrast", "Color")]
     hues = [Operation("Hue", lambda level, side: hue * (2 * level - 1))] if hue else []
-    return (InRandomOrder([*operations, *hues]),)
+    return (in_random_order([*operations, *hues]),)
 
 
 def _shift(pixels: float) -> tuple[Stage, ...]:
@@ -159,7 +148,7 @@ def _shift(pixels: float) -> tuple[Stage, ...]:
     def shift(level: Floats, side: int) -> Floats:
         return np.floor(level * (2 * pixels + 1)) - pixels
 
-    return tuple(OneOf([[Operation(name, shift)]], continuous) for name in ("TranslateX", "TranslateY"))
+    return tuple(one_of([[Operation(name, shift)]], continuous) for name in ("TranslateX", "TranslateY"))
 
 
 def _timm(text: str) -> Policy | None:
@@ -173,7 +162,7 @@ def _timm(text: str) -> Policy | None:
         normal: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)  # Box and Muller, 1958
         return ((magnitude + deviation * normal) / 10).clip(0, 1)
 
-    stage = OneOf([[operation] for operation in TIMM], level, float(match["p"] or 0.5))
+    stage = one_of([[operation] for operation in TIMM], level, float(match["p"] or 0.5))
     return Policy((stage,) * int(match["n"] or 2), fills_with_mean=True)
 
 
@@ -189,14 +178,14 @@ class Preset:
 
 
 PRESETS = {
-    "trivial": Preset(lambda: (OneOf([[operation] for operation in WIDE]),), "trivial"),
+    "trivial": Preset(lambda: (one_of([[operation] for operation in WIDE]),), "trivial"),
     "rand": Preset(_rand, "rand:MAGNITUDE,OPERATIONS such as rand:9,2", ((0, BINS - 1), (1, 8)), whole=True),
     "auto": Preset(_auto, "auto"),
     "three": Preset(_three, "three"),
     "augmix": Preset(_augmix, "augmix"),
     "jitter": Preset(_jitter, "jitter:STRENGTH or jitter:STRENGTH,HUE", ((0, 10), (0, 0.5)), optional=1),
-    "grey": Preset(lambda p: (OneOf([[Operation("Grey")]], continuous, p),), "grey:PROBABILITY", ((0, 1),)),
-    "blur": Preset(lambda p: (_blur(p),), "blur:PROBABILITY", ((0, 1),)),
+    "grey": Preset(lambda p: (one_of([[Operation("Grey")]], continuous, p),), "grey:PROBABILITY", ((0, 1),)),
+    "blur": Preset(lambda p: (one_of([BLUR], continuous, p),), "blur:PROBABILITY", ((0, 1),)),
     "shift": Preset(_shift, "shift:PIXELS", ((0, 1024),), whole=True),
 }
 EXAMPLES = "trivial, rand:9,2, auto, three, augmix, jitter:0.4, grey:0.2, blur:0.5, shift:4, rand-m7-mstd0.5-inc1"

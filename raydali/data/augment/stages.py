@@ -7,6 +7,7 @@ A policy is a sequence of stages, and a stage fills one or more slots of an imag
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,20 @@ class Operation:
         return OPERATIONS[self.name](np.where(self.signed & (sign < 0.5), -magnitude, magnitude), side)
 
 
+class Stage(NamedTuple):
+    """A stage.
+
+    Attributes:
+        slots: the number of operations that an image gets.
+        numbers: the number of uniforms for each image.
+        draw: returns rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width.
+    """
+
+    slots: int
+    numbers: int
+    draw: Callable[[Floats, int], Rows]
+
+
 def in_bins(first: Floats, second: Floats) -> Floats:
     """Return levels that are one of BINS, with equal probability."""
     return np.floor(first * BINS) / (BINS - 1)
@@ -48,91 +63,54 @@ def continuous(first: Floats, second: Floats) -> Floats:
     return first
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """One of several lists of operations, which fill as many slots, with equal probability for each list.
+def one_of(
+    lists: Sequence[Sequence[Operation]],
+    level: Callable[[Floats, Floats], Floats] = in_bins,
+    probability: float = 1.0,
+) -> Stage:
+    """Return a stage of one of several lists of operations, which fill as many slots.
 
     Args:
-        lists: the lists.
+        lists: the lists, each with equal probability.
         level: the level of all operations of an image, from two uniforms (N,).
         probability: of applying any list.
     """
+    slots = max(map(len, lists))
 
-    lists: Sequence[Sequence[Operation]]
-    level: Callable[[Floats, Floats], Floats] = in_bins
-    probability: float = 1.0
-
-    @property
-    def slots(self) -> int:
-        """The number of operations that an image gets."""
-        return max(map(len, self.lists))
-
-    @property
-    def numbers(self) -> int:
-        """The number of uniforms for each image."""
-        return 3 + 2 * self.slots
-
-    def draw(self, uniforms: Floats, side: int) -> Rows:
-        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
-        chosen, level = np.floor(uniforms[:, 0] / self.probability * len(self.lists)), self.level(*uniforms[:, 1:3].T)
-        rows = np.zeros((len(uniforms), self.slots, WIDTH), np.float32)
-        for index, operations in enumerate(self.lists):
+    def draw(uniforms: Floats, side: int) -> Rows:
+        chosen, levels = np.floor(uniforms[:, 0] / probability * len(lists)), level(*uniforms[:, 1:3].T)
+        rows = np.zeros((len(uniforms), slots, WIDTH), np.float32)
+        for index, operations in enumerate(lists):
             for slot, operation in enumerate(operations):
                 sign, applied = uniforms[:, 3 + 2 * slot : 5 + 2 * slot].T
                 mine = (chosen == index) & (applied < operation.probability)
-                rows[mine, slot] = operation.rows(level[mine], sign[mine], side)
+                rows[mine, slot] = operation.rows(levels[mine], sign[mine], side)
         return rows
 
+    return Stage(slots, 3 + 2 * slots, draw)
 
-@dataclass(frozen=True)
-class InRandomOrder:
-    """Every operation once, each with a continuous level of its own, in a random order."""
 
-    operations: Sequence[Operation]
+def in_random_order(operations: Sequence[Operation]) -> Stage:
+    """Return a stage of every operation once, each with a continuous level of its own, in a random order."""
 
-    @property
-    def slots(self) -> int:
-        """The number of operations that an image gets."""
-        return len(self.operations)
-
-    @property
-    def numbers(self) -> int:
-        """The number of uniforms for each image."""
-        return 2 * self.slots
-
-    def draw(self, uniforms: Floats, side: int) -> Rows:
-        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
+    def draw(uniforms: Floats, side: int) -> Rows:
         levels, order = np.split(uniforms, 2, 1)
-        rows = [each.rows(level, level, side) for each, level in zip(self.operations, levels.T, strict=True)]
+        rows = [each.rows(level, level, side) for each, level in zip(operations, levels.T, strict=True)]
         return np.take_along_axis(np.stack(rows, 1), order.argsort(1)[..., None], 1)
 
+    return Stage(len(operations), 2 * len(operations), draw)
 
-@dataclass(frozen=True)
-class UpTo:
-    """A stage that is applied 1 to `most` times, with equal probability for each number."""
 
-    stage: OneOf
-    most: int
+def up_to(most: int, stage: Stage) -> Stage:
+    """Return a stage that is applied 1 to `most` times, with equal probability for each number."""
 
-    @property
-    def slots(self) -> int:
-        """The number of operations that an image gets."""
-        return self.most * self.stage.slots
-
-    @property
-    def numbers(self) -> int:
-        """The number of uniforms for each image."""
-        return 1 + self.most * self.stage.numbers
-
-    def draw(self, uniforms: Floats, side: int) -> Rows:
-        """Return rows (N, slots, WIDTH) of uniforms (N, numbers), for images of this height and width."""
-        rows = [self.stage.draw(part, side) for part in np.split(uniforms[:, 1:], self.most, 1)]
-        for index, absent in enumerate(np.floor(uniforms[:, 0] * self.most) < np.arange(self.most)[:, None]):
+    def draw(uniforms: Floats, side: int) -> Rows:
+        rows = [stage.draw(part, side) for part in np.split(uniforms[:, 1:], most, 1)]
+        for index, absent in enumerate(np.floor(uniforms[:, 0] * most) < np.arange(most)[:, None]):
             rows[index][absent] = 0
         return np.concatenate(rows, 1)
 
-
-Stage = OneOf | InRandomOrder | UpTo
+    return Stage(most * stage.slots, 1 + most * stage.numbers, draw)
 
 
 @dataclass(frozen=True)
