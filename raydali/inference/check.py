@@ -6,16 +6,15 @@ A run keeps some samples of its validation (train/evaluation/reference.py): file
     input --> outputs    with network(model, config), on whatever machine
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from raydali.data.sources.source import Source
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.stream.stream import Once
 from raydali.data.tasks.pipeline import PIXELS
 from raydali.errors import CommandError, RaydaliError, StorageAway
 from raydali.extras import default_loader
@@ -143,7 +142,7 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
             raise _refused(run, f"{val.path(id)} is not what the run validated", "the file has changed since")
     likely = "val_pipeline(config) is not what train() gives to run.loaders"
     try:
-        with run.make_loader(default_loader(), val, run.pipeline, _Only(len(val), ids)) as loader:
+        with run.make_loader(default_loader(), val, run.pipeline, Once([(id, 0) for id in ids])) as loader:
             inputs = next(iter(loader))[name]
     except StorageAway:
         raise
@@ -162,17 +161,6 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     if differences.mean(1).max() > mean or differences.max() > single:
         why = f"differs from the run's by {differences.mean(1).max():.2g} of 255 in the mean"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
-
-
-@dataclass(frozen=True)
-class _Only:
-    """An order with one batch."""
-
-    samples: int
-    ids: list[int]
-
-    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:  # noqa: ARG002
-        yield MicroBatch(0, 0, 0, np.array(self.ids), np.zeros(len(self.ids), np.int64))
 
 
 def _refused(run: TrainedRun, what: str, likely: str) -> CommandError:

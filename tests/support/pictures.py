@@ -13,9 +13,9 @@ from PIL import ExifTags, Image
 
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
-from raydali.data.loading.screening import Once
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.source import Source
+from raydali.data.stream.stream import Once
 from raydali.data.tasks.pipeline import Pipeline
 
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from nvidia.dali.pipeline import do_not_convert
 from torch.utils.dlpack import from_dlpack
 
-from raydali.data.loading.batch_reader import BatchReader, InputPrefetcher, InputsError
+from raydali.data.loading.batch_reader import BatchReader, Contents, InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.screening import Keys, Once, Read, Screening, failing, keys_of
+from raydali.data.loading.screening import Keys, Read, Screening, failing, keys_of
 from raydali.data.sources.reading import Cause, Patience
 from raydali.data.sources.source import Source
-from raydali.data.stream.stream import MicroBatch, Order
+from raydali.data.stream.stream import MicroBatch, Once, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, timed_python
 from raydali.data.tasks.dali_trial import cause_of
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
@@ -36,6 +36,7 @@ PREFETCHED_BATCHES = 4
 """Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 """The operator that reads files, as DALI's errors name it. Its failure in a graph is no sign of broken contents."""
+Shapes = list[NDArray[np.int64]]
 _DEFINING = threading.Lock()
 """Held to define a graph: meanwhile DALI's module has other functions (`timed_python`)."""
 
@@ -75,22 +76,15 @@ class DaliLoader(Loader):
         self._prefetched, self._recovers = prefetched, recovers
         self._patience = Patience(self.quarantine.storage)
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
+        self._decodes: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
         if self._dali_device == "gpu":
             cuda_queues.set_max_connections()
-        self._prefetcher = InputPrefetcher(self.source, self.pipeline, self.quarantine, self.waits, self.python)
-        gpu = (self.device.index or 0) if self._dali_device == "gpu" else None
-        self._screening = Screening(self.quarantine, gpu, self.threads)
-        self._reader = BatchReader(
-            self._prefetcher,
-            self.quarantine,
-            self.waits,
-            files=pipeline.image_files,
-            threads=self.threads,
-            dali_reads=self.source.dali_reads,
-        )
+        self._gpu = (self.device.index or 0) if self._dali_device == "gpu" else None
+        self._screening = Screening(self.quarantine, self._gpu, self.threads)
+        self._prefetcher = InputPrefetcher(self, pipeline)
+        self._reader = BatchReader(self, self._prefetcher)
         self._under_way: deque[tuple[MicroBatch, Read | None]] = deque()
         self._dali: dali.Pipeline | None = None
-        self._batch_size = 0
         self._in_python = 0.0
         self._at_last_run = 0.0, 0.0  # `_in_python` and the time
         self._ahead: FirstBatch | None = None
@@ -126,7 +120,8 @@ class DaliLoader(Loader):
         first = next(micro_batches, None)
         if first is None:
             return
-        self._batch_size = max(self._batch_size, len(first.ids))  # no micro-batch of an order is larger than its first
+        # No micro-batch of an order is larger than its first one.
+        self._reader.batch_size = max(self._reader.batch_size, len(first.ids))
         self._prefetcher.begin(chain([first], micro_batches))
         while True:
             try:
@@ -158,7 +153,7 @@ class DaliLoader(Loader):
         batches = [*self._under_way]
         if not (batches and self._recovers):
             raise error
-        with self.waits.on("gpu decode" if self._dali_device == "gpu" else "cpu decode"):
+        with self.waits.on(self._decodes):
             keys = keys_of(micro_batch for micro_batch, _ in batches)
             refused = self._screening.find_refused([read for _, read in batches if read is not None])
             if refused or self.quarantine.examine((id for id, _ in keys), again=True):
@@ -166,17 +161,23 @@ class DaliLoader(Loader):
             elif READ_OPERATOR in str(error):
                 if not self._patience.pause(error):
                     raise StorageAway(f"DALI cannot read the data: {cause_of(error)}") from error
-            elif not self._find_failing(keys, error):
+            elif blamed := failing(keys, self._loads):
+                reason = f"Pillow can decode it, DALI's graph fails on it: {cause_of(error)}"
+                for id in blamed:
+                    self.quarantine.mark_broken(id, reason)
+            else:
                 raise error
         self._prefetcher.requeue([*(batch for batch, _ in batches), *self._discard()])
 
-    def _find_failing(self, keys: Keys, error: RuntimeError) -> bool:
-        """Record the samples on which the graph fails; return whether there are any."""
-        trial = LoaderOptions(device=self.device, threads=self.threads)
-        blamed = failing(keys, partial(_loads, self.source, self.pipeline, trial))
-        for id in blamed:
-            self.quarantine.mark_broken(id, f"Pillow can decode it, DALI's graph fails on it: {cause_of(error)}")
-        return bool(blamed)
+    def _loads(self, keys: Keys) -> bool:
+        """Return whether DALI loads these samples as one batch."""
+        options = LoaderOptions(device=self.device, threads=self.threads)
+        with DaliLoader(self.source, self.pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
+            try:
+                list(loader)
+            except RuntimeError:
+                return False
+        return True
 
     def _discard(self) -> list[MicroBatch]:
         """End DALI's pipelines, and return the batches that were read ahead."""
@@ -193,8 +194,7 @@ class DaliLoader(Loader):
     def _split_wait(self, seconds: float) -> dict[Cause, float]:
         (in_python, at), self._at_last_run = self._at_last_run, (self._in_python, time.perf_counter())
         python = min(1.0, (self._in_python - in_python) / (self._at_last_run[1] - at))
-        decode: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
-        return {"python": python * seconds, decode: (1 - python) * seconds}
+        return {"python": python * seconds, self._decodes: (1 - python) * seconds}
 
     @property
     def prepared_batches(self) -> int:
@@ -212,7 +212,6 @@ class DaliLoader(Loader):
         prepared = self._prefetcher.peek()
         files, feed, num_inputs = self.pipeline.image_files, self._next_inputs, len(prepared.inputs)
         if files:
-            self._reader.build(self._batch_size)
             shapes = [np.ones((len(prepared.micro_batch.ids), 2), np.int64)] * files
             crops = self._crops(prepared.micro_batch, shapes, prepared.inputs)
             feed, num_inputs = self._next_read, files + len(crops)
@@ -226,9 +225,9 @@ class DaliLoader(Loader):
         define = dali.pipeline_def(graph, enable_conditionals=self.pipeline.conditionals)
         with _DEFINING, timed_python(self._add_python, self.python), conditionals_hint():
             self._dali = define(
-                batch_size=self._batch_size,
+                batch_size=self._reader.batch_size,
                 num_threads=self.threads,
-                device_id=(self.device.index or 0) if self._dali_device == "gpu" else None,
+                device_id=self._gpu,
                 prefetch_queue_depth=self._prefetched,
             )
         self._dali.build()
@@ -246,25 +245,31 @@ class DaliLoader(Loader):
     def _next_read(self) -> tuple[Any, ...]:
         """Return the next batch from the reader, with its crops; broken samples are replaced first, or left out."""
         prepared, contents = self._reader.take()
-        while True:
-            micro_batch, inputs, _ = prepared
-            if contents is None:
-                contents = self._reader.read_here(prepared)
-            if contents is not None:
-                read = Read(micro_batch.read_ids, contents)
-                shapes = self._screening.shapes(read)
-                if shapes is not None:
-                    unfit = self.pipeline.unfit(shapes, inputs[self.pipeline.image_files :])
-                    if not (unfit.any() and self.quarantine.examine(read.ids[unfit], again=True)):
-                        break
-            contents, prepared = None, self._prefetcher.again(micro_batch)
+        while (screened := self._screened(prepared, contents)) is None:
+            prepared, contents = self._prefetcher.prepare(prepared.micro_batch), None
             if not len(prepared.micro_batch.ids):
                 return self._next_read()
-        self._under_way.append((micro_batch, read))
+        read, shapes = screened
+        self._under_way.append((prepared.micro_batch, read))
         with self.waits.on("python"):
-            return (*read.for_dali, *self._crops(micro_batch, shapes, inputs))
+            return (*read.for_dali, *self._crops(prepared.micro_batch, shapes, prepared.inputs))
 
-    def _crops(self, micro_batch: MicroBatch, shapes: list[NDArray[np.int64]], inputs: Inputs) -> Inputs:
+    def _screened(self, prepared: PreparedInputs, contents: Contents | None) -> tuple[Read, Shapes] | None:
+        """Return the files of a batch as DALI gets them, and their shapes; None if a sample is broken."""
+        if contents is None:
+            contents = self._reader.read_here(prepared)
+        if contents is None:
+            return None
+        read = Read(prepared.micro_batch.read_ids, contents)
+        shapes = self._screening.shapes(read)
+        if shapes is None:
+            return None
+        unfit = self.pipeline.unfit(shapes, prepared.inputs[self.pipeline.image_files :])
+        # Also if it was found sound before: its file has changed.
+        is_broken = unfit.any() and self.quarantine.examine(read.ids[unfit], again=True)
+        return None if is_broken else (read, shapes)
+
+    def _crops(self, micro_batch: MicroBatch, shapes: Shapes, inputs: Inputs) -> Inputs:
         pipeline = self.pipeline.in_epoch(micro_batch.counts_to)
         return pipeline.compute_crops(shapes, inputs[self.pipeline.image_files :], self._dali_device)
 
@@ -295,16 +300,6 @@ class DaliLoader(Loader):
         self._screening.close()
         if self.on_close is not None:
             self.on_close()
-
-
-def _loads(source: Source, pipeline: Pipeline[Any], options: LoaderOptions, keys: Keys) -> bool:
-    """Return whether DALI loads these samples as one batch."""
-    with DaliLoader(source, pipeline, Once(keys), prefetched=1, recovers=False, **options) as loader:
-        try:
-            list(loader)
-        except RuntimeError:
-            return False
-    return True
 
 
 class FirstBatch:

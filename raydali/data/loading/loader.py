@@ -27,7 +27,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, ClassVar, Self, TypedDict
 
 import numpy as np
@@ -224,9 +223,7 @@ class Loader(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:

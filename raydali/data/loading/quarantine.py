@@ -80,6 +80,9 @@ class KnowsBroken(Protocol):
 class Quarantine:
     """The broken samples of a source that one process knows. Threads may share it.
 
+    What reads samples waits while the storage does not answer. After a minute it raises StorageAway, and a DataError if
+    the storage refuses to give them.
+
     Args:
         samples: N of the source.
         seed: key of the substitutes of broken samples; None: these are left out.
@@ -112,7 +115,7 @@ class Quarantine:
 
     def bound_to(self, source: Source, pipeline: Pipeline[Any]) -> "Quarantine":
         """Return this quarantine, bound to a source and a pipeline that read its samples."""
-        self._load, self._path = partial(_load, source, pipeline), source.path
+        self._load, self._path = lambda id: pipeline.sample(source, id, 0), source.path
         self.sound.resize(max(len(self.sound), len(source)), refcheck=False)
         self.storage = str(source) if type(source).__str__ is not object.__str__ else source.path(0)
         return self
@@ -131,8 +134,7 @@ class Quarantine:
             again: also read samples that were found sound before.
 
         Raises:
-            DataError: one is broken, and this is `strict`; or the storage refuses to give it.
-            StorageAway: the storage does not answer, for a minute.
+            DataError: one is broken, and this is `strict`.
         """
         unknown = [id for id in dict.fromkeys(map(int, ids)) if id not in self.known]
         errors = self.refusals(id for id in unknown if again or not self.sound[id])
@@ -140,42 +142,31 @@ class Quarantine:
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
     def refusals(self, ids: Iterable[int]) -> dict[int, Exception]:
-        """Read these samples on several threads, and return the errors by id.
+        """Read these samples on several threads, and return the errors by id."""
 
-        Raises:
-            DataError: the storage refuses to give one.
-            StorageAway: the storage does not answer, for a minute.
-        """
+        def error_of(id: int) -> Exception | None:
+            with apart(id in self.in_flight_at_death):
+                return self.read(id, partial(refusal, partial(self.noticing, partial(self._load, id))))
+
         asked = [*ids]
         if not asked:
             return {}
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as threads:
-            errors = dict(zip(asked, threads.map(self._refusal, asked), strict=True))
+            errors = dict(zip(asked, threads.map(error_of, asked), strict=True))
         sound = [id for id, error in errors.items() if error is None and not self.sound[id]]
         self.sound[sound] = True
         with self._lock:
             self._sound_news += sound
         return {id: error for id, error in errors.items() if error is not None}
 
-    def _refusal(self, id: int) -> Exception | None:
-        with apart(id in self.in_flight_at_death):
-            return self.read(id, partial(refusal, partial(self.noticing, partial(self._load, id))))
-
     def read(self, id: int, call: Callable[[], T]) -> T:
-        """Return the result of a call that reads a sample; it is retried while the storage does not answer.
-
-        Raises:
-            StorageAway: it does not answer, for a minute.
-            DataError: the storage refuses.
-            Exception: any other error of the call.
-        """
+        """Return the result of a call that reads a sample; raises the errors of the call that are not the storage's."""
         try:
             return with_retry(partial(self.noticing, call), self.storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
-            kind = StorageAway if may_pass(error) else DataError
-            raise kind(f"the storage did not give sample {id}: {error}") from error
+            raise unreadable(f"the storage did not give sample {id}: {error}", error) from error
 
     def noticing(self, call: Callable[[], T]) -> T:
         """Return the result of a call; a file that is missing with its folder is an error of the storage, if asked."""
@@ -270,21 +261,14 @@ class Quarantine:
                 self.in_flight_at_death.add(other)
             # Not `examine`, which would record it: whether a sample is broken must not depend on which one it replaces.
             if other not in self.known and (self.sound[other] or not self.refusals([other])):
-                self._first_stand_in(id, other)
+                with self._lock:
+                    for broken in (self.known, self._news):
+                        if id in broken and broken[id].replaced_by is None:
+                            broken[id] = replace(broken[id], replaced_by=other)
                 return other
         raise DataError(
             f"sample {id} and its {SUBSTITUTES_TRIED} substitutes cannot be read: {self.known[id]}; {REMEDY}"
         )
-
-    def _first_stand_in(self, id: int, other: int) -> None:
-        with self._lock:
-            for broken in (self.known, self._news):
-                if id in broken and broken[id].replaced_by is None:
-                    broken[id] = replace(broken[id], replaced_by=other)
-
-
-def _load(source: Source, pipeline: Pipeline[Any], id: int) -> object:
-    return pipeline.sample(source, id, 0)
 
 
 def why_broken(load: Callable[[], object]) -> str | None:
@@ -333,3 +317,8 @@ def of_storage(error: BaseException | None) -> bool:
 def may_pass(error: BaseException) -> bool:
     """Return whether an error of reading a sample is the storage's and may be transient."""
     return of_storage(error) and is_transient(error)
+
+
+def unreadable(text: str, error: BaseException) -> DataError | StorageAway:
+    """Return the error with this text of a sample that could not be read because of another error."""
+    return StorageAway(text) if may_pass(error) else DataError(text)

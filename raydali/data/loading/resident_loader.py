@@ -45,7 +45,7 @@ class ResidentLoader(Loader):
         height, width = self._images.shape[1:3]
         pinned = self.device.type == "cuda"
         drawn = _Draws(self.pipeline, (height, width), pinned)  # type: ignore[abstract]  # it has `inputs` only
-        self._prefetcher = InputPrefetcher(self.source, drawn, self.quarantine, self.waits, self.python, threads=1)
+        self._prefetcher = InputPrefetcher(self, drawn, threads=1)
 
     def _load(self, micro_batches: Iterator[MicroBatch]) -> Generator[Batch, None, None]:
         self._prefetcher.begin(micro_batches)

@@ -17,7 +17,7 @@ batches in flight are therefore run again in smaller and smaller parts (`failing
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.stream.stream import MicroBatch
+from raydali.data.tasks.dali_trial import refused
 from raydali.data.tasks.pillow import Pixels, decoded_apart, has_end
 from raydali.data.tasks.plain_images import plain_shape
 from raydali.host.child import Child, ChildDiedError
@@ -91,10 +92,6 @@ class Screening:
 
         Returns:
             None if a sample is broken, which the quarantine then knows.
-
-        Raises:
-            DataError: a sample is broken, and the quarantine is strict; or the storage refuses it.
-            StorageAway: the storage does not answer.
         """
         quarantine, ids = self._quarantine, read.ids.tolist()
         self._try_first(read)
@@ -127,11 +124,7 @@ class Screening:
         return None if is_broken else [np.array(each, np.int64).reshape(-1, 2) for each in shapes]
 
     def find_refused(self, batches: Sequence[Read]) -> bool:
-        """Find the files in batches on which DALI failed: Pillow decodes them from now on, or they are broken.
-
-        Returns:
-            Whether there are any.
-        """
+        """Find the files on which DALI failed, if any: Pillow decodes them from now on, or they are broken."""
         self._failures += 1
         return sum(self._try(read, np.ones(len(read.ids), np.bool_)) for read in batches) > 0  # all are tried
 
@@ -168,8 +161,6 @@ class Screening:
 
     def _refused(self, files: list[bytes], *, alone: bool) -> dict[int, str | ChildDiedError]:
         """Return why DALI refuses files, by their place; a ChildDiedError for one that ends its process."""
-        from raydali.data.tasks.dali_trial import refused
-
         found: dict[int, str | ChildDiedError] = {}
         size, times = (1, TRIES) if alone else (max(1, len(files)), 1)
         waiting = [range(first, first + size) for first in range(0, len(files), size)]
@@ -195,8 +186,6 @@ class Screening:
 
         A file may damage memory, of which the process dies later, while it decodes another file.
         """
-        from raydali.data.tasks.dali_trial import refused
-
         for place in places:
             self._child.close()
             try:
@@ -244,18 +233,6 @@ def failing(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> l
         else:
             waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
     return [] if waiting else [*dict.fromkeys(found)]
-
-
-class Once:
-    """An order of one micro-batch."""
-
-    def __init__(self, keys: Keys) -> None:
-        ids, epochs = np.array(keys).T
-        self.samples, self._micro_batch = len(ids), MicroBatch(0, 0, 0, ids, epochs)
-
-    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:
-        """Yield the one micro-batch."""
-        yield self._micro_batch
 
 
 def keys_of(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:

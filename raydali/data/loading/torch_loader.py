@@ -18,7 +18,7 @@ import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instea
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.quarantine import BrokenSample, Quarantine, may_pass
+from raydali.data.loading.quarantine import BrokenSample, Quarantine, unreadable
 from raydali.data.sources.reading import OUTAGES, Cause, Outage, Patience, reading_seconds
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
@@ -157,8 +157,8 @@ class _Samples(Dataset[Loaded]):
                     if isinstance(error, OSError) and patience.pause(error):
                         continue
                     patience.end()
-                    kind = StorageAway if may_pass(error) else DataError
-                    raise kind(f"sample {used} cannot be read: {self.source.path(used)}: {error}") from error
+                    text = f"sample {used} cannot be read: {self.source.path(used)}: {error}"
+                    raise unreadable(text, error) from error
                 used = self.quarantine.substitute_for(id, epoch)
         patience.end()
         worker = get_worker_info()

@@ -10,7 +10,7 @@ Rank r of W takes micro-batches r, r + W, ... of every global batch. Nothing but
 number of samples consumed is needed to go on, on any number of workers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -96,6 +96,22 @@ class OrderedPass:
         for step in range(start + rank, -(-self.samples // self.batch_size), world_size):
             ids = np.arange(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
             yield MicroBatch(step, 0, step, ids, np.zeros_like(ids))
+
+
+class Once:
+    """The order of one micro-batch.
+
+    Args:
+        keys: pairs of the id of a sample and the key of its draws, see `MicroBatch.draw_keys`.
+    """
+
+    def __init__(self, keys: Sequence[tuple[int, int]]) -> None:
+        ids, epochs = np.array(keys).T
+        self.samples, self._micro_batch = len(ids), MicroBatch(0, 0, 0, ids, epochs)
+
+    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:  # noqa: ARG002
+        """Yield the one micro-batch."""
+        yield self._micro_batch
 
 
 @dataclass(frozen=True, kw_only=True)
