@@ -12,7 +12,7 @@ Every worker runs the training loop in `train`. The commands evaluate, predict, 
 functions for data, network, pipelines and evaluation. For your own training, copy this file and change them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from raydali.launch.options import ImageOptions, require
 from raydali.text import plural
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from raydali.launch.worker.session import Session
@@ -143,6 +144,13 @@ def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Map
     return restoration.evaluate(network, val.batches, val.worker, val.precision)
 
 
+def predictions(config: Config, outputs: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
+    """Return the restored images as PNG files, for `raydali predict`."""
+    from raydali.train.evaluation.restoration import restored_files
+
+    return restored_files(config, outputs, paths)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
@@ -204,6 +212,7 @@ JOB = Job(
     evaluate=evaluate,
     train=train,
     task="restoration",
+    predictions=predictions,
     check=check,
     unchangeable=lambda _: ("channels", "blocks"),
     describe=lambda _, data: f"{plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}",

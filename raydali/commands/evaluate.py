@@ -10,7 +10,8 @@ worst.png, and the run's report.html shows it.
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import UsageError
@@ -19,13 +20,9 @@ from raydali.output import JsonFile, require_there, require_writable, show, writ
 from raydali.text import number, plural, rate_text
 
 if TYPE_CHECKING:
-    from raydali.inference.kinds.kind import Evaluation
-    from raydali.inference.session import Joined, Session
     from raydali.run.folder import RunFolder
 
 CLASSES_SHOWN = 20
-CONFUSIONS = 100
-"""Pairs of classes that are listed, and classes up to which the whole confusion matrix is written."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +49,9 @@ def main(options: Evaluate) -> None:
         DataError, StorageAway, CommandError: the samples cannot be read, or workers failed.
     """
     # All that needs no PyTorch, whose import takes seconds.
-    from raydali.inference.job_module import job_of
-    from raydali.run.find import find_run
+    from raydali.inference.job_module import found_run
 
-    job = job_of(find_run(options.run), options.job)
+    found = found_run(options.run, options.job)
     require_there("--data", options.data)
     require_writable("--json", options.json)
     given = {"root": options.root, "label_column": options.label_column}
@@ -64,59 +60,41 @@ def main(options: Evaluate) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value} is for other samples: give --data too")
     placement = options.launch
 
-    from raydali.inference.check import beside_run, check_data, check_run
-    from raydali.inference.session import joined, labeled_samples, session, validation_samples
+    from raydali.inference import workers
+    from raydali.inference.check import beside_run
+    from raydali.inference.engine import checked_inference, joined
     from raydali.inference.trained_run import open_run
-    from raydali.inference.worst_sheet import worst_sheet
+    from raydali.inference.worst import worst_sheet
 
-    run = open_run(options.run, options.checkpoint, job)
-    source, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, given)
-    used = session(run, source, classes, options, evaluates=True)
-    checked = check_run(run, used.inference.network, unchecked=options.unchecked)
-    if options.data is None:
-        check_data(run, checked, unchecked=options.unchecked)
-    found = joined(used.inference, used.results(placement))
-    evaluation = used.kind.evaluation(found.arrays, source, classes)
-    result = _record(options, used, found, evaluation, checked.text)
-    if options.data is None and checked.same_data:
-        result["beside_run"] = beside_run(run, found.metrics)
+    run = open_run(found, options.checkpoint)
+    source, classes = run.labeled_samples(options.data, given)
+    own = options.data is None
+    inference, checked = checked_inference(run, run.kind, source, classes, options, evaluates=True, own_data=own)
+    results = [*workers.results(inference, inference.parts, placement)]
+    every, metrics = joined(results), inference.metrics(results)
+    evaluation = run.kind.evaluation(every.arrays, source, classes)
+    result: dict[str, Any] = {
+        "run": str(run.folder),
+        "weights": run.weights.origin,
+        "checked": checked.text,
+        "time": round(time.time(), 3),
+        "data": options.data or getattr(run.config, "val_data", None) or run.config.data,
+        "samples": len(every.arrays["ids"]),
+        "samples_per_second": len(every.arrays["ids"]) / every.seconds,
+        **evaluation,
+        "metrics": {**metrics, **evaluation["metrics"], **metrics},  # the job's are first, and count
+        "broken": [{"id": id, "path": path, "reason": why} for id, (path, why) in sorted(every.broken.items())],
+    }
+    if own and checked.same_data:
+        result["beside_run"] = beside_run(run, metrics)
     if options.json is not None:
         write_json(result, options.json)
-    about = f"{run.weights.origin} on {result['data'] or 'the built-in data'}"
-    page = _keep(run.folder, result, worst_sheet(used, found.arrays, evaluation.worst, [about]))
-    _print(result, used.kind.noun)
+    facts = [f"{run.weights.origin} on {result['data'] or 'the built-in data'}", run.kind.legend]
+    draw = partial(run.kind.picture, source, arrays=every.arrays)
+    page = _keep(run.folder, result, worst_sheet(result["worst"], draw, run.folder.name, facts))
+    _print(result, run.kind.noun)
     if page is not None:
         print(page)
-
-
-def _record(
-    options: Evaluate, used: "Session", found: "Joined", evaluation: "Evaluation", checked: str
-) -> dict[str, Any]:
-    """Return the content of evaluation.json."""
-    result: dict[str, Any] = {
-        "run": str(used.run.folder),
-        "weights": used.run.weights.origin,
-        "checked": checked,
-        "time": round(time.time(), 3),
-        "data": options.data or getattr(used.run.config, "val_data", None) or used.run.config.data,
-        "samples": len(found.arrays["ids"]),
-        "samples_per_second": found.samples_per_second,
-        "metrics": {**found.metrics, **evaluation.metrics, **found.metrics},  # the job's are first, and count
-        "classes": [dict(row) for row in evaluation.classes],
-        "worst": [asdict(each) for each in evaluation.worst],
-        "broken": [{"id": id, "path": path, "reason": why} for id, (path, why) in sorted(found.broken.items())],
-    }
-    if (confusion := evaluation.confusion) is not None:
-        wrong = confusion.copy()
-        wrong[range(len(wrong)), range(len(wrong))] = 0
-        pairs = sorted(zip(*wrong.nonzero(), strict=True), key=lambda pair: (-wrong[pair], pair))[:CONFUSIONS]
-        result["confusions"] = [
-            {"class": used.classes[row], "predicted": used.classes[column], "samples": int(wrong[row, column])}
-            for row, column in pairs
-        ]
-        if len(confusion) <= CONFUSIONS:
-            result["confusion"] = confusion.tolist()
-    return result
 
 
 def _print(result: Mapping[str, Any], noun: str) -> None:

@@ -7,7 +7,7 @@ Resizing, cropping and normalising are part of the file: 8-bit images of any siz
 is written only if it answers as the trained model does.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,44 +54,41 @@ def main(options: Export) -> None:
         DataError, StorageAway: the samples cannot be read.
     """
     # All that needs no PyTorch, whose import takes seconds.
-    from raydali.inference.job_module import job_of
+    from raydali.inference.job_module import found_run
     from raydali.launch.options import require
-    from raydali.run.find import find_run
 
-    folder = find_run(options.run)
-    job = job_of(folder, options.job)
-    if job.job.task in ("detection", "video"):
-        raise UsageError(f"{folder} {NOT_EXPORTED}")
+    found = found_run(options.run, options.job)
+    if found.job.task in ("detection", "video"):
+        raise UsageError(f"{found.folder} {NOT_EXPORTED}")
     require_there("--data", options.data)
     require(options, "images", least=1)
     require_writable("--json", options.json)
-    output = Path(options.output or folder.name + ENDINGS[options.to]).expanduser()
+    output = Path(options.output or found.folder.name + ENDINGS[options.to]).expanduser()
     require_writable("--output", str(output))
     if output.exists():
         raise UsageError(f"--output {output} exists: give another one, or remove it")
     placement = options.launch
 
     from raydali.data.loading.quarantine import none_read
+    from raydali.extras import require_extra
     from raydali.host.cuda_queues import set_max_connections
-    from raydali.inference.check import check_run
-    from raydali.inference.export.agreement import LEAST, agreement
-    from raydali.inference.export.exported_model import ImageClassifier, exported_model
+    from raydali.inference.engine import checked_inference
+    from raydali.inference.export.exported_model import exported_model
     from raydali.inference.export.formats import FORMATS
-    from raydali.inference.export.proof import images_for, prove
-    from raydali.inference.session import labeled_samples, session, validation_samples
+    from raydali.inference.export.proof import LEAST, agreement, images_for, prove, suffices
     from raydali.inference.trained_run import open_run
 
     format = FORMATS[options.to]
-    format.check()
+    for module in format.modules:
+        require_extra("export", module, f"files in {ENDINGS[options.to]}")
     set_max_connections()  # before the exporters initialise CUDA
-    run = open_run(options.run, options.checkpoint, job)
-    columns = {"root": None, "label_column": None}  # those of the run
-    every, classes = validation_samples(run) if options.data is None else labeled_samples(run, options.data, columns)
-    used = session(run, _some(every, options.images), classes, options)
-    checked = check_run(run, used.inference.network, unchecked=options.unchecked).text
-    print(checked)
-    model = exported_model(run, used.inference.network, classes, used.source)
-    model = replace(model, facts={**model.facts, "checked": checked})
+    run = open_run(found, options.checkpoint)
+    every, classes = run.labeled_samples(options.data, {})
+    source = _some(every, options.images)
+    inference, checked = checked_inference(run, run.kind, source, classes, options)
+    print(checked.text)
+    model = exported_model(run, inference.network, classes, source)
+    model = replace(model, facts={**model.facts, "checked": checked.text})
     try:
         content = format.content(replace(model, size=None))
     except CommandError:
@@ -99,23 +96,24 @@ def main(options: Export) -> None:
             raise
         content = format.content(model)
     broken = dict[int, str]()
-    images = images_for(model.network, used.source, run.pipeline, broken)
+    images = images_for(model.network, source, run.pipeline, broken)
     proof = prove(model.network, format.opened(content), images)
     if not proof.images:
-        raise none_read(f"{used.source.path(id)}: {why}" for id, why in broken.items())
+        raise none_read(f"{source.path(id)}: {why}" for id, why in broken.items())
     _print(proof, format.reader, len(broken))
-    is_whole = isinstance(model.network, ImageClassifier)
-    agreed = agreement(used, placement, proof.answers) if proof.holds and is_whole else None
+    agreed = None
+    if proof.holds and proof.answers:
+        agreed = agreement(inference, placement, proof, several=model.network.answer == "labels")
     result: dict[str, Any] = {
         "run": str(run.folder),
         "weights": run.weights.origin,
-        "checked": checked,
+        "checked": checked.text,
         "file": str(output),
         "bytes": len(content),
         "data": options.data or str(every),
         "proof": proof.figures,
-        "evaluate": agreed and asdict(agreed),
-        "broken": [{"path": used.source.path(id), "reason": why} for id, why in broken.items()],
+        "evaluate": agreed,
+        "broken": [{"path": source.path(id), "reason": why} for id, why in broken.items()],
     }
     if options.json is not None:
         write_json(result, options.json)
@@ -125,10 +123,11 @@ def main(options: Export) -> None:
     print(f"{output}: {len(content) / 1e6:.1f} MB, {run.folder}, {run.weights.origin}")
     if agreed is None:
         return
-    print(f"as evaluate, on pixels of its loader: {agreed.same:,} of {agreed.answers:,} ({agreed.share:.2%})")
-    if not agreed.suffices:
+    same, answers = agreed["same"], agreed["answers"]
+    print(f"as evaluate, on pixels of its loader: {same:,} of {answers:,} ({same / answers:.2%})")
+    if not suffices(agreed):
         raise CommandError(
-            f"{output} is written, but has only {agreed.share:.2%} of evaluate's answers, not {LEAST:.1%}: compare "
+            f"{output} is written, but has only {same / answers:.2%} of evaluate's answers, not {LEAST:.1%}: compare "
             "with --loader torch"
         )
 

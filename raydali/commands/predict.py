@@ -27,7 +27,8 @@ TO_ADD = (
 )
 
 if TYPE_CHECKING:
-    from raydali.inference.session import Session
+    from raydali.inference.engine import Inference
+    from raydali.inference.trained_run import TrainedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,46 +52,43 @@ def main(options: Predict) -> None:
         DataError, StorageAway, CommandError: the samples cannot be read, workers failed, or the disk is full.
     """
     # All that needs no PyTorch, whose import takes seconds.
-    from raydali.inference.job_module import job_of
-    from raydali.run.find import find_run
+    from raydali.inference.job_module import found_run
 
-    job = job_of(find_run(options.run), options.job)
-    if job.job.task is None and job.job.predictions is None:
-        raise UsageError(f"{job.file} does not say what to predict: {TO_ADD}")
+    found = found_run(options.run, options.job)
+    if found.job.task is None and found.job.predictions is None:
+        raise UsageError(f"{found.file} does not say what to predict: {TO_ADD}")
     require_there("the path", options.data)
     output = Path(options.output).expanduser().absolute()
     require_writable("--output", str(output) if output.suffix else f"{output}.parts")
     placement = options.launch
 
-    from raydali.inference.check import check_run
-    from raydali.inference.kinds.own import OwnTask
+    from raydali.inference import workers
+    from raydali.inference.engine import checked_inference
     from raydali.inference.predictions import Predictions
-    from raydali.inference.session import session, validation_samples
     from raydali.inference.trained_run import open_run
 
-    run = open_run(options.run, options.checkpoint, job)
-    kind = run.kind if run.job.predictions is None else OwnTask(run.job, run.config)
-    kind, pipeline, batch_size = kind.for_prediction(run.pipeline)
+    run = open_run(found, options.checkpoint)
+    kind = run.predicting
     if output.suffix.lower() not in kind.endings:
         wanted = " or ".join(ending or "a folder" for ending in kind.endings)
         raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
-    classes = validation_samples(run)[1] if run.classes is None else run.classes
-    source = kind.open_unlabeled(options.data, options.root, run.reading, classes)
-    used = session(run, source, classes, options, kind=kind, pipeline=pipeline, batch_size=batch_size)
-    print(check_run(run, used.inference.network, unchecked=options.unchecked).text)
-    predictions = Predictions(output, _identity(used))
-    missing = predictions.missing(used.parts)
-    if len(missing) < len(used.parts):
-        print(f"{len(used.parts) - len(missing)} of {plural(len(used.parts), 'part')} are done already")
+    classes = run.labeled_samples(None, {})[1] if run.classes is None else run.classes
+    source = kind.open_unlabeled(options.data, options.root, classes)
+    inference, checked = checked_inference(run, kind, source, classes, options)
+    print(checked.text)
+    predictions = Predictions(output, _identity(run, inference))
+    parts, missing = inference.parts, predictions.missing(inference.parts)
+    if len(missing) < len(parts):
+        print(f"{len(parts) - len(missing)} of {plural(len(parts), 'part')} are done already")
     seconds, done = 0.0, 0
     with ThreadPoolExecutor(1) as writer:  # the device goes on meanwhile
         writing = writer.submit(lambda: None)
-        for result in used.results(placement, missing):
+        for result in workers.results(inference, missing, placement):
             writing.result()
             writing = writer.submit(predictions.write_part, result, kind, source, classes)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
         writing.result()
-    rows, broken = predictions.join(used.parts, _categories(run.facts, classes))
+    rows, broken = predictions.join(parts, _categories(run.found.facts, classes))
     rate = f", {rate_text(done / seconds)} {kind.noun}s/s" if done else ""
     print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
     if broken:
@@ -100,14 +98,15 @@ def main(options: Predict) -> None:
         )
 
 
-def _identity(used: "Session") -> dict[str, Any]:
+def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
     """Return what the predictions depend on."""
+    source = inference.source
     return {
-        "run": str(used.run.folder),
-        "weights": used.run.weights.sha256,
-        "samples": [str(used.source), len(used.source), used.source.fingerprint],
-        "batch size": used.inference.batch_size,
-        "settings": repr(used.inference.pipeline),
+        "run": str(run.folder),
+        "weights": run.weights.sha256,
+        "samples": [str(source), len(source), source.fingerprint],
+        "batch size": inference.batch_size,
+        "settings": repr(inference.kind.pipeline),
     }
 
 

@@ -9,9 +9,8 @@ training: with the same seed and batch size, the order, the crops, the flips and
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +26,7 @@ from raydali.text import plural
 if TYPE_CHECKING:
     import torch
 
-    from raydali.data.stream.stream import MicroBatch, Order
+    from raydali.data.stream.stream import Order
     from raydali.launch.job import Job
     from raydali.report.contact_sheet import Picture, Sheet
 
@@ -121,7 +120,7 @@ def _sheet(options: Preview, device: str) -> "Sheet":
     pipeline: Any = (job.train_pipeline if is_train else job.val_pipeline)(config)
     data = job.open_data(config)
     source: Any = data.train if is_train else data.val
-    order = _First(_order(options, config, len(source)))
+    order = _order(options, config, len(source))
     rows, ids, size = [], [], ""
     for rank in range(options.workers):
         pictures, of_batch = _first_batch(options, job, config, source, pipeline, order, rank, device)
@@ -174,20 +173,6 @@ def _order(options: Preview, config: Any, samples: int) -> "Order":  # noqa: ANN
     return Stream(samples=samples, epochs=1, batch_size=size, global_batch_size=size * workers, seed=config.seed)
 
 
-@dataclass(frozen=True)
-class _First:
-    """An order that has only the first batch of each rank, so that nothing more is prefetched."""
-
-    order: "Order"
-
-    @property
-    def samples(self) -> int:
-        return self.order.samples
-
-    def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator["MicroBatch"]:
-        return islice(self.order.micro_batches(rank, world_size, start=start), 1)
-
-
 def _first_batch(
     options: Preview,
     job: "Job[Any]",
@@ -201,11 +186,14 @@ def _first_batch(
     """Load a rank's first batch; return the pictures to draw, and all its ids."""
     from raydali.data.loading.loader import LoaderOptions
     from raydali.data.loading.make import make_loader
+    from raydali.data.stream.stream import Once
     from raydali.report.contact_sheet import Picture
 
     where = LoaderOptions(rank=rank, world_size=options.workers, device=device, threads=usable_cores())
     make = make_loader if job.loader is None else job.loader(config)
-    with make(default_loader(), source, pipeline, order, **where) as loader:
+    first = next(order.micro_batches(rank, options.workers))  # nothing more is prefetched
+    once = Once([*zip(first.ids.tolist(), first.draw_keys.tolist(), strict=True)])
+    with make(default_loader(), source, pipeline, once, **where) as loader:
         (batch,) = loader
     ids = batch.ids.tolist()
     images = batch[pipeline.outputs[0]][: options.show]

@@ -7,8 +7,7 @@ A run keeps some samples of its validation (train/evaluation/reference.py): file
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.functional import avg_pool2d
@@ -36,8 +35,7 @@ EQUAL = 1e-6
 """Difference of a figure from the run's, as a share of it if it is above 1, up to which both are called the same."""
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """The result of a check that did not refuse the network.
 
     Attributes:
@@ -49,34 +47,28 @@ class Checked:
     same_data: bool | None = None
 
 
-def check_run(run: TrainedRun, network: nn.Module, *, unchecked: bool) -> Checked:
+def check_run(run: TrainedRun, network: nn.Module, *, own_data: bool, unchecked: bool) -> Checked:
     """Compare a network with what its run computed.
 
     Args:
         run: the run.
         network: `run.network`, on the CPU.
-        unchecked: whether to go on if it computes something else; the result says so.
+        own_data: whether the validation samples of the job must be those that the run validated.
+        unchecked: whether to go on if they are not, or it computes something else; the result says so.
 
     Raises:
-        CommandError: it computes something else; the message says what differs most likely.
+        CommandError: so it is; the message says what differs most likely.
     """
     try:
-        return _check(run, network)
+        checked = _check(run, network)
+        if own_data and checked.same_data is False:
+            likely = "the data have changed, or train() validates other samples than those of open_data(config)"
+            raise _refused(run, checked.text, likely)
     except CommandError as error:
         if not unchecked:
             raise
         return Checked(f"unchecked: {error}")
-
-
-def check_data(run: TrainedRun, checked: Checked, *, unchecked: bool) -> None:
-    """Refuse to evaluate a run on its own data if they are not those that it was validated on.
-
-    Raises:
-        CommandError: they are not.
-    """
-    if checked.same_data is False and not unchecked:
-        likely = "the data have changed, or train() validates other samples than those of open_data(config)"
-        raise _refused(run, checked.text, likely)
+    return checked
 
 
 def beside_run(run: TrainedRun, metrics: Mapping[str, Any]) -> str:

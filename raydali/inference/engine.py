@@ -1,8 +1,9 @@
-"""Computes the outputs of a network for some parts of a source, in one process."""
+"""Computes the outputs of a network for some parts of a source, in one process, and joins those of all parts."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.quarantine import Quarantine
+from raydali.data.loading.quarantine import Quarantine, none_read
 from raydali.data.sources.source import Source
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.extras import default_loader
+from raydali.host.cpu_times import usable_cores
 from raydali.host.hardware import PrecisionName, has_bf16
+from raydali.inference.check import Checked, check_run
 from raydali.inference.kinds.kind import Arrays, Kind
-from raydali.inference.part_worker import Calls, JoiningWorker, PartWorker
-from raydali.inference.parts import Part, PartByPart
+from raydali.inference.options import InferenceOptions
+from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
+from raydali.inference.trained_run import TrainedRun
 from raydali.train.evaluation.validation_pass import ValidationPass
 from raydali.train.step import Precision
 
@@ -34,8 +38,8 @@ class PartResult:
         part: the part.
         arrays: of all samples that could be read, see `Kind.outputs`; and "ids", int64 (n,). Empty if there are none.
         broken: path and reason of the other samples, by id.
-        seconds: since this worker began.
-        calls: what the job's evaluation has summed and gathered, see `part_worker`; None if no sample could be read.
+        seconds: since this worker began, whose start counts too.
+        calls: what the job's evaluation has summed and gathered, see `PartWorker`; None if no sample could be read.
     """
 
     part: Part
@@ -50,10 +54,10 @@ class Inference:
     """A network with its samples, on its way to a worker.
 
     Attributes:
-        kind: what is made of its outputs.
+        kind: what is made of its outputs; has the pipeline of the samples.
         network: on the CPU; it takes what the loader delivers.
         evaluate: the job's evaluation, which takes network and ValidationPass; None: only outputs are computed.
-        pipeline, source: of the samples.
+        source: the samples.
         batch_size: samples of a batch.
         precision: of the forward pass.
         loader: makes the loader; it takes the arguments of `Loader`.
@@ -62,11 +66,15 @@ class Inference:
     kind: Kind
     network: nn.Module
     evaluate: Callable[..., Mapping[str, Any]] | None
-    pipeline: Pipeline[Any]
     source: Source
     batch_size: int
     precision: PrecisionName | None
     loader: Callable[..., Loader]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """All parts of the source."""
+        return cut(len(self.source), self.batch_size, self.kind.edges(self.source))
 
     def results(self, parts: Sequence[Part], device: torch.device, cpus: int) -> Iterator[PartResult]:
         """Yield the results of some parts; samples that cannot be read are left out, and told.
@@ -84,7 +92,7 @@ class Inference:
         precision = Precision(self._precision(device), device)
         network = self.network.to(device).eval()
         options: dict[str, Any] = {"device": device, "threads": cpus, "quarantine": lambda _: quarantine}
-        with self.loader(self.source, self.pipeline, order, **options) as loader:
+        with self.loader(self.source, self.kind.pipeline, order, **options) as loader:
             groups = groupby(loader, lambda batch: batch.micro_batch.step)
             step, batches = next(groups, (None, iter(())))
             for place, part in enumerate(in_order):
@@ -94,7 +102,7 @@ class Inference:
                     step, batches = next(groups, (None, iter(())))
                 broken = quarantine.known
                 told = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
-                yield PartResult(part, _joined(collected), told, time.perf_counter() - began, calls)
+                yield PartResult(part, _of_batches(collected), told, time.perf_counter() - began, calls)
 
     def _compute(
         self,
@@ -115,7 +123,7 @@ class Inference:
                 with torch.inference_mode():
                     if not newest:
                         with precision.autocast():
-                            network(batch[self.pipeline.outputs[0]])
+                            network(batch[self.kind.pipeline.outputs[0]])
                     collected.append((batch.ids, self.kind.outputs(newest[-1], batch, self.source)))
 
         with network.register_forward_hook(lambda _, __, outputs: newest.append(outputs)):
@@ -126,23 +134,39 @@ class Inference:
                 self.evaluate(network, ValidationPass(with_outputs(), self.source, worker, precision))
         return worker.calls
 
-    def metrics(self, results: Iterable[PartResult]) -> dict[str, Any]:
-        """Return the figures of the job's evaluation over all parts."""
-        assert self.evaluate is not None, "evaluation"
-        ordered = sorted(results, key=lambda result: result.part.number)
-        worker = JoiningWorker([result.calls for result in ordered if result.calls is not None])
-        nothing = ValidationPass((), self.source, worker, Precision("fp32", worker.device))
-        found = self.evaluate(self.network, nothing)
-        return {name: value for name, value in found.items() if name != "seconds"}
-
     def _precision(self, device: torch.device) -> PrecisionName:
         """The precision of training, if this device is made for it; 16-bit floats without units for them are slow."""
         if device.type == "cpu" and (self.precision != "bf16" or not has_bf16(device)):
             return "fp32"
         return self.precision or "fp32"
 
+    def metrics(self, results: Iterable[PartResult]) -> dict[str, Any]:
+        """Return the figures of the job's evaluation over all parts."""
+        assert self.evaluate is not None, "evaluation"
+        ordered = sorted(results, key=lambda result: result.part.number)
+        worker = PartWorker(torch.device("cpu"), [result.calls for result in ordered if result.calls is not None])
+        nothing = ValidationPass((), self.source, worker, Precision("fp32", worker.device))
+        found = self.evaluate(self.network, nothing)
+        return {name: value for name, value in found.items() if name != "seconds"}
 
-def _joined(collected: Collected) -> Arrays:
+
+def joined(results: Iterable[PartResult]) -> PartResult:
+    """Return the results of all parts as one, whose arrays are in the order of ids.
+
+    Raises:
+        DataError: no sample could be read.
+    """
+    ordered = sorted(results, key=lambda result: result.part.number)
+    read = [result.arrays for result in ordered if result.arrays]
+    broken = {id: why for result in ordered for id, why in result.broken.items()}
+    if not read:
+        raise none_read(f"{path}: {reason}" for path, reason in broken.values())
+    arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+    whole = Part(0, range(ordered[-1].part.ids[-1] + 1))
+    return PartResult(whole, arrays, broken, max(result.seconds for result in ordered))
+
+
+def _of_batches(collected: Collected) -> Arrays:
     """Join the outputs of batches, which may still be computed on a GPU."""
     if not collected:
         return {}
@@ -152,3 +176,42 @@ def _joined(collected: Collected) -> Arrays:
         is_tensor = isinstance(first, torch.Tensor)
         joined[name] = torch.cat(values).cpu().numpy() if is_tensor else [one for each in values for one in each]
     return joined
+
+
+def checked_inference(
+    run: TrainedRun,
+    kind: Kind,
+    source: Source,
+    classes: Sequence[str],
+    options: InferenceOptions,
+    *,
+    evaluates: bool = False,
+    own_data: bool = False,
+) -> tuple[Inference, Checked]:
+    """Build the network of a run for some samples, and check that it computes what the run computed.
+
+    Args:
+        run: the trained run.
+        kind: what is made of the outputs.
+        source: the samples.
+        classes: in the order of the model's outputs; none if it has no output for each.
+        options: how the model runs.
+        evaluates: whether the job's evaluation is computed.
+        own_data: whether the samples must be those that the run validated.
+
+    Raises:
+        UsageError: the weights do not fit the model.
+        CommandError: the network computes something else, or the samples are others.
+    """
+    # In a container, PyTorch would start a thread for each core of the machine.
+    torch.set_num_threads(min(torch.get_num_threads(), options.cpus_per_worker or usable_cores()))
+    inference = Inference(
+        kind=kind,
+        network=run.network(len(classes)),
+        evaluate=partial(run.job.evaluate, run.config) if evaluates else None,
+        source=source,
+        batch_size=kind.batch_size or options.batch_size or run.config.batch_size,
+        precision=run.config.precision,
+        loader=partial(run.make_loader, options.loader or default_loader()),
+    )
+    return inference, check_run(run, inference.network, own_data=own_data, unchecked=options.unchecked)

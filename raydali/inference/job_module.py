@@ -1,4 +1,4 @@
-"""Load the job of a run, as its file says it at the top level: `JOB`, see launch/job.py.
+"""Find a run and its job, as the job's file says it at the top level: `JOB`, see launch/job.py.
 
 A run keeps the text of a job of the user, but it is not executed: the file must be at hand.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from raydali.errors import UsageError
 from raydali.launch.driver.job_file import find_job
 from raydali.launch.job import Job
+from raydali.run.find import find_run
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import MODEL, read_model
 from raydali.text import error_line
@@ -24,33 +25,45 @@ PREFIX = "raydali_job_"
 _log = logging.getLogger(__name__)
 
 
-class FoundJob(NamedTuple):
-    """A run's job, and whether its file is still what it was when the run began; None: the run does not say."""
+class FoundRun(NamedTuple):
+    """A run and its job.
 
+    Attributes:
+        folder: the run's.
+        facts: its model.json; empty for runs of earlier versions.
+        job: the job that trained it, or the one that the user gives.
+        file: of the job.
+        unchanged: whether the file is still what it was when the run began; None: the run does not say.
+    """
+
+    folder: RunFolder
+    facts: Mapping[str, Any]
     job: Job[Any]
     file: Path
     unchanged: bool | None
 
 
-def job_of(folder: RunFolder, given: str | None) -> FoundJob:
-    """Return a run's job.
+def found_run(run: str, job: str | None = None) -> FoundRun:
+    """Find a run and its job, without PyTorch.
 
     Args:
-        folder: of the run.
-        given: a job's name or file, in place of the run's own.
+        run: its folder, a path or a URI.
+        job: a job's name or file, in place of the run's own.
 
     Raises:
-        UsageError: it cannot be found or imported, or lacks something.
+        UsageError: it is no run, or its job cannot be found or imported, or lacks something.
     """
-    facts = read_model(folder).get("job", {})
-    if not isinstance(facts, dict):
+    folder = find_run(run)
+    model = read_model(folder)
+    facts, classes = model.get("job", {}), model.get("classes", [])
+    if not isinstance(facts, dict) or not (isinstance(classes, list) and {*map(type, classes)} <= {str}):
         raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
-    path = find_job(given) if given is not None else _own_job(str(folder), facts)
+    path = find_job(job) if job is not None else _own_job(str(folder), facts)
     known = facts.get("sha256")
     unchanged = known and hashlib.sha256(path.read_bytes()).hexdigest() == known
     if unchanged is False:
         _log.warning("%s has changed since the run %s", path, folder)
-    return FoundJob(load_job(path), path, unchanged)
+    return FoundRun(folder, model, load_job(path), path, unchanged)
 
 
 def _own_job(run: str, facts: Mapping[str, Any]) -> Path:

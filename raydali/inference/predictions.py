@@ -11,8 +11,9 @@ Each file appears at once, whole. A command that was interrupted goes on with th
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from raydali.run import local_files
 
 IDENTITY = "identity.json"
 _BROKEN = b"broken"
+_QUOTED = csv.WriteOptions(quoting_style="needed")
 
 
 class Predictions:
@@ -85,7 +87,7 @@ class Predictions:
         rows = pa.table({})
         with self._writing():
             if result.arrays:
-                rows, files = kind.table(result.arrays, source, classes), [*kind.files(result.arrays, source)]
+                rows, files = kind.table(result.arrays, source, classes), result.arrays.get("files", [])
                 if bool(files) == bool(self.output.suffix):
                     wanted = "a folder" if files else "a file that ends in .csv or .parquet"
                     shutil.rmtree(self._folder)
@@ -114,24 +116,22 @@ class Predictions:
             CommandError: the disk does not take them; what is done stays.
         """
         broken = [(path, reason) for part in parts for path, reason in self._broken(part)]
-        rows = 0
         with self._writing():
             if broken:
                 lines = pa.table({"path": [path for path, _ in broken], "reason": [why for _, why in broken]})
                 with _whole(self.output.with_name(f"{self.output.name}.broken.csv")) as path:
-                    csv.write_csv(lines, path, csv.WriteOptions(quoting_style="needed"))
-            tables = (parquet.read_table(self._path(part)) for part in parts)
-            read = (table.replace_schema_metadata(None) for table in tables if table.num_columns)
+                    csv.write_csv(lines, path, _QUOTED)
+            every = (parquet.read_table(self._path(part)).replace_schema_metadata(None) for part in parts)
+            read = (table for table in every if table.num_columns)
             first = next(read, None)
             if first is None:
                 raise none_read(f"{path}: {reason}" for path, reason in broken)
+            tables = chain([first], read)
             if self.output.suffix:
-                with _whole(self.output) as path, _writer(path, first.schema, self.output.suffix, categories) as write:
-                    for table in (first, *read):
-                        rows += table.num_rows
-                        write(table)
+                with _whole(self.output) as path:
+                    rows = _write(path, self.output.suffix, first.schema, tables, categories)
             else:
-                rows = first.num_rows + sum(table.num_rows for table in read)
+                rows = sum(table.num_rows for table in tables)
             shutil.rmtree(self._folder)
         return rows, broken
 
@@ -161,21 +161,21 @@ def _whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-@contextmanager
-def _writer(
-    path: Path, schema: pa.Schema, ending: str, categories: Mapping[str, int]
-) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that appends tables to a file of the kind that the ending names."""
+def _write(
+    path: Path, ending: str, schema: pa.Schema, tables: Iterable[pa.Table], categories: Mapping[str, int]
+) -> int:
+    """Write tables, one after another, into a file of the kind that the ending names; return the number of rows."""
     if ending == ".json":
-        results: list[dict[str, Any]] = []
-        yield lambda table: results.extend(_coco_results(table, categories))
+        results = [row for table in tables for row in _coco_results(table, categories)]
         path.write_text(json.dumps(results))
-    elif ending == ".csv":
-        with csv.CSVWriter(path, schema, write_options=csv.WriteOptions(quoting_style="needed")) as lines:
-            yield lines.write_table
-    else:
-        with parquet.ParquetWriter(path, schema) as rows:
-            yield rows.write_table
+        return len(results)
+    rows = 0
+    is_csv = ending == ".csv"
+    with csv.CSVWriter(path, schema, write_options=_QUOTED) if is_csv else parquet.ParquetWriter(path, schema) as file:
+        for table in tables:
+            file.write_table(table)
+            rows += table.num_rows
+    return rows
 
 
 def _coco_results(table: pa.Table, categories: Mapping[str, int]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
@@ -14,26 +16,29 @@ from torch import nn
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.file_rules import FILE_RULES, following
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.sources.formats import check_column_options
+from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.restoration import ValidationPairs
 from raydali.errors import RaydaliError, UsageError
-from raydali.inference.job_module import FoundJob, job_of
-from raydali.inference.kinds.kind import Kind
-from raydali.inference.kinds.own import OwnTask
+from raydali.inference.job_module import FoundRun, found_run
+from raydali.inference.kinds.kind import Columns, Kind
 from raydali.launch.defaults import defaults_of, resolve
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
-from raydali.run.find import MANIFEST, find_run, newest_first, newest_step
+from raydali.run.find import MANIFEST, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
-from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE, MODEL, read_model
+from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
 from raydali.text import error_line
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.train.evaluation.reference import Reference
+from raydali.train.evaluation.restoration import restored_files
 from raydali.train.weights.state_file import read_state
 
 Checkpoint = Literal["best", "newest"]
-State = Mapping[str, torch.Tensor]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class Weights:
 
     origin: str
     sha256: str
-    state: State
+    state: Mapping[str, torch.Tensor]
     reference: Reference | None
     step: int | None
 
@@ -60,27 +65,31 @@ class TrainedRun:
     """A run whose model can be used. Made by `open_run`.
 
     Attributes:
-        folder: the run's.
-        found: its job.
+        found: its folder, its model.json and its job.
         config: the options that it was trained with, of the job's class.
-        facts: its model.json; empty for runs of earlier versions.
-        fingerprint: of the training set.
-        rules: those by which its files became samples, see data/sources/file_rules.py.
+        settings: its config.json, with defaults for what its version did not know.
         weights: the model's.
     """
 
-    folder: RunFolder
-    found: FoundJob
+    found: FoundRun
     config: Any
-    facts: Mapping[str, Any]
-    fingerprint: str | None
-    rules: int
+    settings: Mapping[str, Any]
     weights: Weights
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run."""
+        return self.found.folder
 
     @property
     def job(self) -> Job[Any]:
         """The job: all that concerns its data, network and evaluation is taken from there."""
         return self.found.job
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes in the order of the model's outputs; None if the run does not say them."""
+        return tuple(self.found.facts["classes"]) if "classes" in self.found.facts else None
 
     @cached_property
     def pipeline(self) -> Pipeline[Any]:
@@ -100,13 +109,28 @@ class TrainedRun:
     @cached_property
     def kind(self) -> Kind:
         """The kind of prediction of the job's task; only its module is imported."""
-        task = self.job.task
+        task, config = self.job.task, self.config
         if task is None:
-            return OwnTask(self.job, self.config)
-        several = task == "classification" and getattr(self.config, "multi_label", False)
-        module, name = ("multi_label", "MultiLabel") if several else (task, task.capitalize())
-        kind: Kind = getattr(import_module(f"raydali.inference.kinds.{module}"), name)()
-        return kind
+            return Kind(self.job, config, self.pipeline)
+        if task == "video":  # other videos are cut as `open_data` of the job has cut its own
+            with suppress(RaydaliError, OSError, AttributeError):
+                names = "sequence_length", "stride", "step"
+                config = replace(config, **{name: getattr(self.data.val, name) for name in names})
+        several = task == "classification" and getattr(config, "multi_label", False)
+        module = import_module(f"raydali.inference.kinds.{'classification' if task == 'video' else task}")
+        made: Kind = getattr(module, "MultiLabel" if several else task.capitalize())(self.job, config, self.pipeline)
+        return made
+
+    @property
+    def predicting(self) -> Kind:
+        """The kind that predicts; restored images of jobs of earlier versions, without `predictions`, are PNG files."""
+        predictions = self.job.predictions
+        if self.job.task == "restoration":
+            predictions = predictions or restored_files
+            if type(self.pipeline) is not ValidationPairs:
+                name = type(self.pipeline).__name__
+                _log.warning("whole images are decoded as ValidationPairs does, and not by %s of the job", name)
+        return self.kind if predictions is None else Kind(self.job, self.config, self.pipeline, predictions)
 
     @cached_property
     def data(self) -> TrainAndVal[Any]:
@@ -115,28 +139,34 @@ class TrainedRun:
         Raises:
             UsageError: they cannot be opened.
         """
-        with following(self.rules):
+        with following(self.settings[FILE_RULES]):
             return self.job.open_data(self.config)
 
-    @property
-    def reading(self) -> Any:  # noqa: ANN401 (a job's)
-        """The options by which other samples are read; clips are cut as `open_data` of the job has cut them."""
-        try:
-            val = self.data.val
-        except (RaydaliError, OSError):
-            return self.config
-        names = (name for name in ("sequence_length", "stride", "step") if hasattr(val, name))
-        return replace(self.config, **{name: getattr(val, name) for name in names})
+    def labeled_samples(self, data: str | None, given: Columns) -> tuple[Source, tuple[str, ...]]:
+        """Return samples with their truth, and the classes in the order of the model's outputs.
+
+        Args:
+            data: what the user gives. None: the validation samples of the run, as its job opens them.
+            given: what the user gives for lists.
+
+        Raises:
+            UsageError: they cannot be opened, or have other classes than the run.
+        """
+        if data is not None:
+            check_column_options(data, root=given.get("root"), label_column=given.get("label_column"))
+            source = self.kind.open_labeled(data, self.classes, given)
+            return source, classes_of(source) if self.classes is None else self.classes
+        train, classes = self.data.train, classes_of(self.data.train)
+        if self.classes is not None and self.classes != classes:
+            raise UsageError(f"the classes of {train} are not those of the run {self.folder} any more: give --data")
+        if self.settings.get("fingerprint") not in (None, train.fingerprint):
+            _log.warning("%s is not what %s was trained on: it may have seen validation samples", train, self.folder)
+        return self.data.val, classes
 
     @property
     def make_loader(self) -> Callable[..., Loader]:
         """The function that makes loaders; see `make_loader`."""
         return make_loader if self.job.loader is None else self.job.loader(self.config)
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The classes in the order of the model's outputs; None if the run does not say them."""
-        return tuple(self.facts["classes"]) if "classes" in self.facts else None
 
     def network(self, classes: int) -> nn.Module:
         """Return the trained network on the CPU, in eval mode; it takes what the loader delivers.
@@ -164,47 +194,35 @@ class TrainedRun:
         return network
 
 
-def open_run(run: str, checkpoint: Checkpoint = "best", job: str | FoundJob | None = None) -> TrainedRun:
+def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | None = None) -> TrainedRun:
     """Read a run.
 
     Args:
-        run: its folder, a path or a URI.
+        run: its folder, a path or a URI, or what `found_run` has found.
         checkpoint: best: the weights with the best validation score; newest: those of the newest checkpoint.
-        job: its job, or the name or the file of it. Default: the one that model.json names.
+        job: the name or the file of its job. Default: the one that model.json names.
 
     Raises:
         UsageError: it is no run, has no weights yet, or its job cannot be found.
     """
-    folder = find_run(run)
-    facts = read_model(folder)
-    classes = facts.get("classes", [])
-    if not (isinstance(classes, list) and {*map(type, classes)} <= {str}):
-        raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
+    found = run if isinstance(run, FoundRun) else found_run(run, job)
+    folder, options = found.folder, found.job.config
     try:
-        weights = _best(folder, facts) if checkpoint == "best" else _newest(folder)
+        weights = _best(folder, found.facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    found = job if isinstance(job, FoundJob) else job_of(folder, job)
-    earlier = previous_run(folder, defaults_of(found.job.config))
+    earlier = previous_run(folder, defaults_of(options))
     assert earlier is not None, "find_run has found its config.json"
     settings = earlier.settings
-    known = {each.name for each in fields(found.job.config)}
+    known = {each.name for each in fields(options)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
     try:
-        config = resolve(found.job.config(**given), settings)
+        config = resolve(options(**given), settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
         ) from error
-    return TrainedRun(
-        folder=folder,
-        found=found,
-        config=config,
-        facts=facts,
-        fingerprint=settings.get("fingerprint"),
-        rules=settings[FILE_RULES],
-        weights=weights,
-    )
+    return TrainedRun(found=found, config=config, settings=settings, weights=weights)
 
 
 def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.options import LaunchOptions
 from raydali.output import gpu_names
-from raydali.text import error_line, plural
+from raydali.text import error_line, plural, rate_text
 
 MAX_FAILURES = 3
 """Failures of workers, in a row without a part that was done, after which the command ends."""
+LINE_SECONDS = 10.0
 RESULTS_AHEAD = 4
 """Results of a worker that may wait for the driver."""
 
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions) -> Iterator[PartResult]:
-    """Yield the results of all parts, in any order.
+    """Yield the results of some parts, in any order; shows the progress of slow ones.
 
     Without a cluster, one worker needs no Ray. A part of a worker that has died is done by another.
 
@@ -45,6 +47,17 @@ def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions)
         CommandError: workers fail again and again.
         DataError, StorageAway: the samples cannot be read.
     """
+    done, total, told = 0, sum(len(part.ids) for part in parts), time.monotonic()
+    for result in _results(inference, parts, options):
+        done += len(result.part.ids)
+        if time.monotonic() - told >= LINE_SECONDS:
+            told = time.monotonic()
+            rate = rate_text(done / max(result.seconds, 1e-9))
+            print(f"{done:,} of {plural(total, inference.kind.noun)}, {rate}/s", file=sys.stderr)
+        yield result
+
+
+def _results(inference: Inference, parts: Sequence[Part], options: LaunchOptions) -> Iterator[PartResult]:
     most = options.worker_range[1] if options.worker_range else max(1, 0 if options.no_gpu else len(gpu_names()))
     if not os.environ.get("RAY_ADDRESS") and most == 1:
         gpu = bool(gpu_names()) and not options.no_gpu

@@ -106,9 +106,10 @@ def test_perfect_boxes_and_their_mistakes() -> None:
         "scores": np.linspace(0.6, 0.9, len(source.boxes), dtype=np.float32),
         "labels": source.labels,
     }
-    perfect = Detection().evaluation(arrays, source, source.classes)
-    assert perfect.metrics["map"] == pytest.approx(1) and not perfect.worst
-    assert [row["map"] for row in perfect.classes] == [pytest.approx(1)] * 3
+    evaluation = Detection(detection.JOB, detection.SHAPES, detection.val_pipeline(detection.SHAPES)).evaluation
+    perfect = evaluation(arrays, source, source.classes)
+    assert perfect["metrics"]["map"] == pytest.approx(1) and not perfect["worst"]
+    assert [row["map"] for row in perfect["classes"]] == [pytest.approx(1)] * 3
 
     labels, scores = source.labels.copy(), arrays["scores"].copy()
     of_image = [source.boxes_of(id) for id in range(4)]
@@ -118,13 +119,13 @@ def test_perfect_boxes_and_their_mistakes() -> None:
              (("boxes", source.boxes), ("scores", scores), ("labels", labels))}  # fmt: skip
     counts = arrays["counts"].copy()
     counts[3] += 1
-    worst = Detection().evaluation(arrays | again | {"counts": counts}, source, source.classes).worst
-    assert {(each.id, each.predicted) for each in worst} == {
+    worst = evaluation(arrays | again | {"counts": counts}, source, source.classes)["worst"]
+    assert {(each["id"], each["predicted"]) for each in worst} == {
         (1, "1 missed, 0 false"),
         (2, "1 missed, 1 false"),
         (3, "0 missed, 1 false"),
     }
-    assert worst[0].id == 2
+    assert worst[0]["id"] == 2
 
 
 @pytest.mark.slow

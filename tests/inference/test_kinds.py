@@ -26,7 +26,6 @@ from tests.support.pictures import encoded, photograph
 from tests.support.tars import packed
 from tests.support.tfrecords import example, record
 from tests.support.trained_runs import made_run
-from tests.support.videos import ROTATIONS, decoded_by_pyav, moving, upright_by_ffmpeg, write_video
 
 CLASSES = [*map(str, range(10))]
 TURNED = 6
@@ -163,22 +162,6 @@ def test_whole_images_of_any_size_are_restored(restoration_run: RunFolder, tmp_p
 
 
 # Videos
-
-
-def test_rotated_videos_are_predicted_as_upright_ones(tmp_path: Path) -> None:
-    run = made_run(tmp_path, video, video.DISCS, ["a", "b", "c", "d"])
-    for i, rotation in enumerate(ROTATIONS):
-        path = write_video(tmp_path / "rotated" / f"{i}.mp4", moving(20, start=9 * i), "h264", rotation=rotation)
-        write_video(tmp_path / "upright" / f"{i}.mkv", upright_by_ffmpeg(path), "ffv1")
-        write_video(tmp_path / "stored" / f"{i}.mkv", decoded_by_pyav(path), "ffv1")
-    rotated, upright, stored = (
-        np.array([[float(row[f"probability{ending}"]) for ending in ("", "_2", "_3", "_4")] for row in found])
-        for found in (
-            rows(predicted(run, tmp_path / kind, tmp_path / f"{kind}.csv")) for kind in ("rotated", "upright", "stored")
-        )
-    )
-    np.testing.assert_allclose(rotated, upright, atol=2e-4)
-    assert np.abs(rotated - stored).max() > 1e-3
 
 
 def test_a_video_has_a_row(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Once:
 
     def __init__(self, keys: Sequence[tuple[int, int]]) -> None:
         ids, epochs = np.array(keys).T
-        self.samples, self._micro_batch = len(ids), MicroBatch(0, 0, 0, ids, epochs)
+        self.samples, self._micro_batch = int(ids.max()) + 1, MicroBatch(0, 0, 0, ids, epochs)
 
     def micro_batches(self, rank: int, world_size: int, *, start: int = 0) -> Iterator[MicroBatch]:  # noqa: ARG002
         """Yield the one micro-batch."""

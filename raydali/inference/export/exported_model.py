@@ -6,97 +6,156 @@ any other network             images (N, 3, H, W), resized and cropped already -
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from raydali.data.sources.source import Source
 from raydali.data.tasks.classification import ValidationImages
+from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from raydali.host.facts import versions
-from raydali.inference.export.centre_crop import CentreCrop
-from raydali.inference.kinds.classification import Classification
-from raydali.inference.kinds.multi_label import MultiLabel
+from raydali.inference.kinds.classification import Classification, MultiLabel
 from raydali.inference.kinds.restoration import Restoration
 from raydali.inference.trained_run import TrainedRun
 from raydali.train.evaluation.restoration import in_8_bits
 from raydali.train.models.normalized import Normalized
 
 INPUT = "images"
+Answer = Literal["class", "labels", "image", "values"]
+"""The answer for an image: its most probable class, its labels, a restored image of 8 bits, or all outputs."""
+TIE = 2**-13
+"""Levels by which ties are raised: they are rounded up, as by torch's kernel, in whatever order floats are added."""
 
 
-class ImageClassifier(nn.Module):
-    """A classifier of images of any size.
+class CentreCrop(nn.Module):
+    """The centre of images whose shorter side is resized: Resize and CenterCrop of torchvision, for Pillow's images.
 
-    Args:
-        crop: resizes and crops them.
-        network: normalises crops, and returns logits (N, C).
-        several: whether an image may have several labels.
-    """
+    It is plain arithmetic, which every exporter takes, for images of any size:
 
-    outputs = "probabilities", "logits"
+        images (N, 3, H, W) --> columns of the crop --> rows of the crop --> (N, 3, side, side)
+                           x (W, side)             (side, H) x
 
-    def __init__(self, crop: nn.Module, network: nn.Module, *, several: bool) -> None:
-        super().__init__()
-        self.crop, self.network, self.several = crop, network, several
-
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return probabilities and logits, each (N, C), of images (N, 3, H, W) uint8."""
-        logits = self.network(self.crop(images))
-        return logits.sigmoid() if self.several else logits.softmax(1), logits
-
-
-class ImageRestorer(nn.Module):
-    """A network that restores images of any size, with 8 bits at both ends.
+    Each of both steps is a product with a matrix of the filter's weights, which are computed from H and W alone. As by
+    torch's kernel for 8-bit images, the filter is widened where images shrink (antialiasing), it is cut off at the
+    border, and the result of each step is rounded to 8 bits. Only the crop is computed, however long the image is.
+    docs/decisions/export-resize.md compares it with ONNX's own operator.
 
     Args:
-        network: takes images in 0..255, and returns them in 0..1.
+        shorter_side: length of the resized shorter side, in pixels.
+        side: height and width of the crop, at most that.
+        interpolation: the filter.
     """
 
-    outputs = ("restored",)
-
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, shorter_side: int, side: int, interpolation: Interpolation) -> None:
         super().__init__()
-        self.network = network
+        self.shorter_side, self.side, self.interpolation = shorter_side, side, interpolation
 
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor]:
-        """Return restored images (N, 3, H, W) uint8 of images (N, 3, H, W) uint8."""
-        return (in_8_bits(self.network(images)),)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the crops (..., side, side) of images (..., H, W) in 0..255: float32, whole numbers in 0..255."""
+        # As tensors, since a condition on the sizes would become one of the exported model.
+        height, width = (torch.scalar_tensor(size, dtype=torch.int64) for size in images.shape[-2:])
+        shorter = torch.minimum(height, width)
+        columns = self._weights(width, torch.arange(images.shape[-1]), shorter)
+        rows = self._weights(height, torch.arange(images.shape[-2]), shorter)
+        return _in_8_bits(rows @ _in_8_bits(images.to(torch.float32) @ columns.T))
+
+    def _weights(self, length: torch.Tensor, pixels: torch.Tensor, shorter: torch.Tensor) -> torch.Tensor:
+        """Return the weights (side, length) of the pixels of a row or a column in each pixel of the crop."""
+        resized = self.shorter_side * length // shorter
+        margin = resized - self.side
+        places = (margin + margin // 2 % 2) // 2 + torch.arange(self.side)  # half of it, rounded to even
+        # Distances of the pixels' centres in units of the filter: whole numbers up to this division.
+        distances = (2 * pixels + 1) * resized - (2 * places[:, None] + 1) * length
+        x = (distances.to(torch.float32) / (2 * torch.maximum(length, resized)).to(torch.float32)).abs()
+        if self.interpolation == "bilinear":
+            weights = (1 - x).clamp(min=0)
+        else:  # Keys' cubic convolution, with a = -0.5 as in Pillow
+            near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+            weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+        return weights / weights.sum(1, keepdim=True)
+
+
+def _in_8_bits(levels: torch.Tensor) -> torch.Tensor:
+    return (levels + (0.5 + TIE)).floor().clamp(0, 255)
 
 
 class ImageNetwork(nn.Module):
-    """A network of images as the job's validation pipeline makes them.
+    """All that is between the 8-bit pixels of a file and its outputs.
+
+    Args:
+        network: of a job.
+        outputs: the names of what `finish` returns.
+        answer: what is compared in a proof.
+        finish: makes the outputs of what the network returns.
+        crop: applied to images before.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        outputs: tuple[str, ...],
+        answer: Answer,
+        finish: Callable[[Any], tuple[torch.Tensor, ...]],
+        crop: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.outputs, self.answer, self.finish = network, outputs, answer, finish
+        self.crop = crop or nn.Identity()
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs, each with a row for each image, of images (N, 3, H, W) uint8."""
+        return self.finish(self.network(self.crop(images)))
+
+
+def classifier(crop: nn.Module, network: nn.Module, *, several: bool) -> ImageNetwork:
+    """Return a classifier of images of any size, whose outputs are probabilities and logits, each (N, C).
+
+    Args:
+        crop: resizes and crops images.
+        network: normalises crops, and returns logits.
+        several: whether an image may have several labels.
+    """
+
+    def finish(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return logits.sigmoid() if several else logits.softmax(1), logits
+
+    return ImageNetwork(network, ("probabilities", "logits"), "labels" if several else "class", finish, crop)
+
+
+def restorer(network: nn.Module) -> ImageNetwork:
+    """Return a network that restores images of any size, uint8 to uint8, of one that returns them in 0..1."""
+    return ImageNetwork(network, ("restored",), "image", lambda images: (in_8_bits(images),))
+
+
+def plain(network: nn.Module, example: torch.Tensor) -> ImageNetwork:
+    """Return a network of images as the job's validation pipeline makes them.
 
     Args:
         network: returns a tensor, or a mapping or a sequence of tensors, with a row for each image.
         example: an image (3, H, W), for which it is called once.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it returns something else.
     """
 
-    def __init__(self, network: nn.Module, example: torch.Tensor) -> None:
-        super().__init__()
-        self.network, self.size = network, (example.shape[-2], example.shape[-1])
-        with torch.inference_mode():
-            found = network(example[None]) if example.dtype == torch.uint8 and example.dim() == 3 else None
-        named = {"output": found} if isinstance(found, torch.Tensor) else found
-        if isinstance(named, list | tuple):
-            named = {f"output_{place}": value for place, value in enumerate(named)}
-        if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
-            raise UsageError(
-                "the network cannot be exported, since it takes something else than an image, or returns something "
-                "else than tensors: change network(model, config)"
-            )
-        self.outputs = tuple(named)
-
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the outputs for images (N, 3, H, W) uint8."""
-        found = self.network(images)
+    def finish(found: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 (a job's)
         return (found,) if isinstance(found, torch.Tensor) else (*getattr(found, "values", lambda: found)(),)
+
+    with torch.inference_mode():
+        found = network(example[None]) if example.dtype == torch.uint8 and example.dim() == 3 else None
+    named = {"output": found} if isinstance(found, torch.Tensor) else found
+    if isinstance(named, list | tuple):
+        named = {f"output_{place}": value for place, value in enumerate(named)}
+    if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        raise UsageError(
+            "the network cannot be exported, since it takes something else than an image, or returns something else "
+            "than tensors: change network(model, config)"
+        )
+    return ImageNetwork(network, tuple(named), "values", finish)
 
 
 @dataclass(frozen=True)
@@ -104,12 +163,12 @@ class ExportedModel:
     """A model that can be exported.
 
     Attributes:
-        network: takes images (N, 3, H, W) uint8; has "outputs", the names of what it returns.
+        network: takes images (N, 3, H, W) uint8.
         facts: what a user of the file needs to know; each value can be written as JSON.
         size: H and W, if the network may take images of one size alone; None: it takes any.
     """
 
-    network: ImageClassifier | ImageRestorer | ImageNetwork
+    network: ImageNetwork
     facts: Mapping[str, Any]
     size: tuple[int, int] | None = None
 
@@ -140,11 +199,13 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], 
         "input": "uint8 RGB images (N, 3, H, W), upright as EXIF says; all of a batch have one size",
     }
     if isinstance(run.kind, Restoration):
-        return ExportedModel(ImageRestorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
+        return ExportedModel(restorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
     if not isinstance(run.kind, Classification) or type(run.pipeline) is not ValidationImages:
-        plain = ImageNetwork(network, run.pipeline.sample(source, 0, 0)[0]).eval()
-        facts["input"] = f"uint8 RGB images (N, 3, {plain.size[0]}, {plain.size[1]}), resized and cropped already"
-        return ExportedModel(plain, facts | {"output": ", ".join(plain.outputs)}, plain.size)
+        example = run.pipeline.sample(source, 0, 0)[0]
+        made = plain(network, example).eval()
+        height, width = example.shape[-2:]
+        facts["input"] = f"uint8 RGB images (N, 3, {height}, {width}), resized and cropped already"
+        return ExportedModel(made, facts | {"output": ", ".join(made.outputs)}, (height, width))
     several = isinstance(run.kind, MultiLabel)
     crop = CentreCrop(run.pipeline.shorter_side, run.pipeline.image_size, run.pipeline.interpolation)
     facts |= {
@@ -155,7 +216,7 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], 
         "interpolation": crop.interpolation,
         **_normalisation(network),
     }
-    return ExportedModel(ImageClassifier(crop, network, several=several).eval(), facts)
+    return ExportedModel(classifier(crop, network, several=several).eval(), facts)
 
 
 def _normalisation(network: nn.Module) -> dict[str, list[float]]:

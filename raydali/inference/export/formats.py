@@ -5,19 +5,16 @@ import io
 import json
 import logging
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from raydali.errors import CommandError, UsageError
-from raydali.extras import require_extra
 from raydali.inference.export.exported_model import INPUT, ExportedModel
 
-FormatName = Literal["onnx", "torch-export"]
 Outputs = tuple[NDArray[Any], ...]
 Images = NDArray[np.uint8]
 ONNX_LIMIT = 2 * 10**9
@@ -26,109 +23,84 @@ _EXAMPLE = 2, 3, 301, 203
 """Batch, channels, height and width of the images that the graph is traced with."""
 
 
-class Format(ABC):
+class Format(NamedTuple):
     """A format of exported models.
 
     Attributes:
-        ending: of its files.
-        reader: what runs them in the proof.
+        reader: what runs its files in the proof.
+        content: returns the content of the file of a model. Raises CommandError if the model's code cannot be traced or
+            translated, UsageError if it is too large.
+        opened: returns the function that the content of a file is: from images (N, 3, H, W) to all outputs.
+        modules: those of the extra `export` that it needs.
     """
 
-    ending: ClassVar[str]
-    reader: ClassVar[str]
-
-    modules: ClassVar[tuple[str, ...]] = ()
-    """Those of the extra `export` that it needs."""
-
-    def check(self) -> None:
-        """Raise UsageError if the packages that it needs are not installed."""
-        for module in self.modules:
-            require_extra("export", module, f"files in {self.ending}")
-
-    @abstractmethod
-    def content(self, model: ExportedModel) -> bytes:
-        """Return the content of the file.
-
-        Raises:
-            CommandError: the model's code cannot be traced or translated.
-            UsageError: the model is too large.
-        """
-
-    @abstractmethod
-    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
-        """Return the function that the content of a file is: from images (N, 3, H, W) to all outputs."""
+    reader: str
+    content: Callable[[ExportedModel], bytes]
+    opened: Callable[[bytes], Callable[[Images], Outputs]]
+    modules: tuple[str, ...] = ()
 
 
-class Onnx(Format):
-    """An ONNX file; its metadata has the facts."""
+def onnx_content(model: ExportedModel) -> bytes:
+    """Return an ONNX file; its metadata has the facts."""
+    import onnx
 
-    ending = ".onnx"
-    reader = "onnxruntime"
-    modules = "onnx", "onnxscript", "onnxruntime"
-
-    def content(self, model: ExportedModel) -> bytes:
-        """See `Format`."""
-        import onnx
-
-        size = sum(value.nbytes for value in model.network.state_dict().values())
-        if size > ONNX_LIMIT:
-            raise UsageError(f"{size / 1e9:.1f} GB of weights exceed the 2 GB of an ONNX file: give --to torch-export")
-        try:
-            program = traced(model)
-        except CommandError:  # a graph of ONNX has no conditions; the proof has sizes of all kinds
-            if model.size is not None:
-                raise
-            program = traced(model, any_condition=True)
-        with _translating("ONNX"):
-            exported = torch.onnx.export(
-                program, dynamo=True, input_names=[INPUT], output_names=[*model.network.outputs], verbose=False
-            )
-            assert exported is not None
-            proto = exported.model_proto
-            for name, text in model.texts.items():
-                proto.metadata_props.add(key=name, value=text)
-            onnx.checker.check_model(proto, full_check=True)
-        content: bytes = proto.SerializeToString()
-        return content
-
-    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
-        """See `Format`."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see WAIT_POLICY
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        return lambda images: tuple(session.run(None, {INPUT: images}))
+    size = sum(value.nbytes for value in model.network.state_dict().values())
+    if size > ONNX_LIMIT:
+        raise UsageError(f"{size / 1e9:.1f} GB of weights exceed the 2 GB of an ONNX file: give --to torch-export")
+    try:
+        program = traced(model)
+    except CommandError:  # a graph of ONNX has no conditions; the proof has sizes of all kinds
+        if model.size is not None:
+            raise
+        program = traced(model, any_condition=True)
+    with _translating("ONNX"):
+        exported = torch.onnx.export(
+            program, dynamo=True, input_names=[INPUT], output_names=[*model.network.outputs], verbose=False
+        )
+        assert exported is not None
+        proto = exported.model_proto
+        for name, text in model.texts.items():
+            proto.metadata_props.add(key=name, value=text)
+        onnx.checker.check_model(proto, full_check=True)
+    content: bytes = proto.SerializeToString()
+    return content
 
 
-class TorchExport(Format):
-    """A file of `torch.export`; its extra file raydali.json has the facts."""
+def opened_onnx(content: bytes) -> Callable[[Images], Outputs]:
+    """Return what an ONNX file computes, in onnxruntime on the CPU."""
+    import onnxruntime
 
-    ending = ".pt2"
-    reader = "torch.export"
-    facts: ClassVar[str] = "raydali.json"
-
-    def content(self, model: ExportedModel) -> bytes:
-        """See `Format`."""
-        program, content = traced(model), io.BytesIO()
-        with _translating("torch.export"):
-            torch.export.save(program, content, extra_files={self.facts: json.dumps(dict(model.facts), indent=2)})
-        return content.getvalue()
-
-    def opened(self, content: bytes) -> Callable[[Images], Outputs]:
-        """See `Format`."""
-        network = torch.export.load(io.BytesIO(content)).module()
-
-        def run(images: Images) -> Outputs:
-            with torch.inference_mode():
-                return tuple(output.numpy() for output in network(torch.from_numpy(images)))
-
-        return run
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see WAIT_POLICY
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda images: tuple(session.run(None, {INPUT: images}))
 
 
-FORMATS: dict[FormatName, Format] = {"onnx": Onnx(), "torch-export": TorchExport()}
+def torch_export_content(model: ExportedModel) -> bytes:
+    """Return a file of `torch.export`; its extra file raydali.json has the facts."""
+    program, content = traced(model), io.BytesIO()
+    with _translating("torch.export"):
+        torch.export.save(program, content, extra_files={"raydali.json": json.dumps(dict(model.facts), indent=2)})
+    return content.getvalue()
+
+
+def opened_torch_export(content: bytes) -> Callable[[Images], Outputs]:
+    """Return what a file of `torch.export` computes, on the CPU."""
+    network = torch.export.load(io.BytesIO(content)).module()
+
+    def run(images: Images) -> Outputs:
+        with torch.inference_mode():
+            return tuple(output.numpy() for output in network(torch.from_numpy(images)))
+
+    return run
+
+
+FORMATS = {
+    "onnx": Format("onnxruntime", onnx_content, opened_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch-export": Format("torch.export", torch_export_content, opened_torch_export),
+}
 
 
 def traced(model: ExportedModel, *, any_condition: bool = False) -> torch.export.ExportedProgram:

@@ -1,31 +1,39 @@
-"""Proof that an exported file answers as the trained model does, on the same 8-bit pixels.
+"""Proof that an exported file answers as the trained model does.
+
+prove        on the same 8-bit pixels
+agreement    as `raydali evaluate`, whose pixels come from the run's own loader, such as DALI
 
 Two programs never add floats in the same order, so the logits differ by rounding. Where the two best logits of an image
 are closer than that, the answers may differ: such images are counted as close.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pillow import decoded
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import CommandError
-from raydali.inference.export.exported_model import ImageClassifier, ImageNetwork, ImageRestorer
+from raydali.inference import workers
+from raydali.inference.engine import Inference, joined
+from raydali.inference.export.exported_model import ImageNetwork
 from raydali.inference.export.formats import Images, Outputs
+from raydali.inference.kinds.classification import THRESHOLD
+from raydali.launch.options import LaunchOptions
 
 SHARE_OF_RANGE = 0.01
 """The largest difference of logits that is taken for rounding, as a share of the range of all logits."""
 ROUNDING = 1e-5
 """The largest difference of logits that is taken for rounding, even if all logits are equal."""
+LEAST = 0.995
+"""The share of the answers of `evaluate` that must be the same; one answer may always differ."""
 _BATCH, _BATCH_PIXELS = 8, 2**22
 """Images of one size that are compared at once, and their pixels."""
 
@@ -38,16 +46,16 @@ class Proof:
     restored image; or all outputs for an image.
 
     Attributes:
-        several: whether an image may have several labels.
+        decisive: the outputs that the limit is for.
         images: number of images compared.
         batch_sizes: numbers of images that were computed at once.
         same, close, different: number of answers that are the same; that differ by rounding; and of the others.
-        largest: the largest differences, of "logits" and "probabilities"; or of "levels", of 255; or of "outputs".
-        limit: the largest difference of logits or levels that is taken for rounding.
-        answers: those of the trained model, by id.
+        largest: the largest difference of each output.
+        limit: the largest difference of the decisive outputs that is taken for rounding.
+        answers: those of the trained classifier, by id: a class, or (C,) whether the image has each label.
     """
 
-    several: bool = False
+    decisive: tuple[str, ...]
     images: int = 0
     batch_sizes: set[int] = field(default_factory=set)
     same: int = 0
@@ -58,10 +66,14 @@ class Proof:
     answers: dict[int, NDArray[Any]] = field(default_factory=dict)
 
     @property
+    def largest_decisive(self) -> float:
+        """The largest difference of the decisive outputs; NaN if one is NaN."""
+        return float(np.max([self.largest[name] for name in self.decisive]))
+
+    @property
     def holds(self) -> bool:
         """True if all answers are the same but for rounding."""
-        first = next(iter(self.largest.values()), np.nan)
-        return self.different == 0 and first <= self.limit  # which NaN is not
+        return self.different == 0 and self.largest_decisive <= self.limit  # which NaN is not
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -71,11 +83,7 @@ class Proof:
         return batches | answers | {"largest_difference": self.largest, "limit": self.limit}
 
 
-def prove(
-    network: ImageClassifier | ImageRestorer | ImageNetwork,
-    file: Callable[[Images], Outputs],
-    images: Iterable[tuple[int, Images]],
-) -> Proof:
+def prove(network: ImageNetwork, file: Callable[[Images], Outputs], images: Iterable[tuple[int, Images]]) -> Proof:
     """Compare the outputs of a network and of its file.
 
     Args:
@@ -83,120 +91,77 @@ def prove(
         file: see `Format.opened`.
         images: id and pixels (3, H, W) of each; not all of them in memory.
     """
-    proof = Proof(several=getattr(network, "several", False))
-    compared: _Logits | _Levels | _Values = _Levels(proof)
-    if not isinstance(network, ImageRestorer):
-        compared = _Logits(proof) if isinstance(network, ImageClassifier) else _Values(proof)
+    classifies, restores = network.answer in ("class", "labels"), network.answer == "image"
+    proof = Proof(("logits",) if classifies else network.outputs)
+    low, high = dict.fromkeys(network.outputs, np.inf), dict.fromkeys(network.outputs, -np.inf)
+    margins, of_images = list[float](), list[float]()
+    ours: dict[str, NDArray[Any]] = {}
     for ids, batch in _batches(images):
-        variants = [*_variants(batch[:1])][: 2 if isinstance(network, ImageNetwork) else None]
-        for some in () if proof.images else variants:
-            compared.differences(_outputs(network, some), _outputs_of_file(file, some))
+        variants = [] if proof.images else [*_variants(batch[:1])][: 2 if network.answer == "values" else None]
+        for some in [*variants, batch]:
+            ours, theirs = _outputs(network, some), _outputs_of_file(network, file, some)
+            differences = {name: np.abs(ours[name] - theirs[name]).reshape(len(some), -1).max(1) for name in ours}
+            for name, each in differences.items():
+                proof.largest[name] = float(np.maximum(proof.largest.get(name, 0.0), each.max()))
+                low[name], high[name] = min(low[name], ours[name].min()), max(high[name], ours[name].max())
             proof.batch_sizes.add(len(some))
-        ours, theirs = _outputs(network, batch), _outputs_of_file(file, batch)
-        compared.differences(ours, theirs)
-        proof.answers.update(zip(ids, compared.answers(ours, theirs), strict=True))
         proof.images += len(ids)
-        proof.batch_sizes.add(len(ids))
-    compared.finish()
+        of_images += np.max([differences[name] for name in proof.decisive], 0).tolist()
+        if classifies:
+            answers, others = (_answers(network, each["logits"]) for each in (ours, theirs))
+            proof.answers.update(zip(ids, answers, strict=True))
+            margins += _margins(network, ours["logits"])[answers != others].tolist()
+            proof.same += int((answers == others).sum())
+    if not proof.images:
+        return proof
+    widest = max(float(high[name] - low[name]) for name in proof.decisive)
+    proof.limit = 1.0 if restores else SHARE_OF_RANGE * max(widest, 0) + ROUNDING
+    if classifies:
+        proof.close = sum(margin < proof.largest_decisive for margin in margins)
+        proof.different = len(margins) - proof.close
+    else:  # restored images may differ by one level of 255
+        proof.same = sum(each <= (0 if restores else proof.limit) for each in of_images)
+        proof.different = sum(not each <= proof.limit for each in of_images)
+        proof.close = proof.images - proof.same - proof.different
     return proof
 
 
-class _Logits:
-    """Compares probabilities and logits."""
-
-    def __init__(self, proof: Proof) -> None:
-        self.proof = proof
-        proof.largest = {"logits": 0.0, "probabilities": 0.0}
-        self.low, self.high = np.inf, -np.inf
-        self.margins: list[float] = []
-
-    def differences(self, ours: Outputs, theirs: Outputs) -> None:
-        for name, one, other in zip(("probabilities", "logits"), ours, theirs, strict=True):
-            self.proof.largest[name] = float(np.maximum(self.proof.largest[name], np.abs(one - other).max()))
-        self.low, self.high = min(self.low, ours[1].min()), max(self.high, ours[1].max())
-
-    def answers(self, ours: Outputs, theirs: Outputs) -> NDArray[Any]:
-        (_, logits), (_, others) = ours, theirs
-        if self.proof.several:
-            answers, margins, differ = logits > 0, np.abs(logits), (logits > 0) != (others > 0)
-        else:
-            answers, differ = logits.argmax(1), logits.argmax(1) != others.argmax(1)
-            best = np.sort(logits, 1)[:, -2:]
-            margins = best[:, -1] - best[:, 0]
-        self.proof.same += int((~differ).sum())
-        self.margins += margins[differ].tolist()
-        return np.asarray(answers)
-
-    def finish(self) -> None:
-        largest = self.proof.largest["logits"]
-        self.proof.close = sum(margin < largest for margin in self.margins)
-        self.proof.different = len(self.margins) - self.proof.close
-        self.proof.limit = float(SHARE_OF_RANGE * max(self.high - self.low, 0) + ROUNDING)
+def _answers(network: ImageNetwork, logits: NDArray[Any]) -> NDArray[Any]:
+    """Return the classes (n,), or (n, C) whether an image has each label."""
+    answers: NDArray[Any] = logits > 0 if network.answer == "labels" else logits.argmax(1)
+    return answers
 
 
-class _Levels:
-    """Compares restored images, which may differ by one level of 255."""
-
-    def __init__(self, proof: Proof) -> None:
-        self.proof = proof
-        proof.largest, proof.limit = {"levels": 0.0}, 1.0
-
-    def differences(self, ours: Outputs, theirs: Outputs) -> None:
-        self.proof.largest["levels"] = max(self.proof.largest["levels"], float(_levels(ours, theirs).max()))
-
-    def answers(self, ours: Outputs, theirs: Outputs) -> NDArray[Any]:
-        of_images = _levels(ours, theirs).max((1, 2, 3))
-        self.proof.same += int((of_images == 0).sum())
-        self.proof.close += int((of_images == 1).sum())
-        self.proof.different += int((of_images > 1).sum())
-        return np.asarray(of_images)
-
-    def finish(self) -> None:
-        pass
+def _margins(network: ImageNetwork, logits: NDArray[Any]) -> NDArray[Any]:
+    """Return by how much each answer is better than the next one."""
+    best = np.sort(logits, 1)[:, -2:]
+    margins: NDArray[Any] = np.abs(logits) if network.answer == "labels" else best[:, -1] - best[:, 0]
+    return margins
 
 
-class _Values:
-    """Compares outputs of any kind, image by image."""
-
-    def __init__(self, proof: Proof) -> None:
-        self.proof, self.scale, self.of_images = proof, 0.0, list[float]()
-        proof.largest = {"outputs": 0.0}
-
-    def differences(self, ours: Outputs, theirs: Outputs) -> None:
-        for one, other in zip(ours, theirs, strict=True):
-            self.scale = max(self.scale, float(np.ptp(one)))
-            self.proof.largest["outputs"] = float(np.maximum(self.proof.largest["outputs"], np.abs(one - other).max()))
-
-    def answers(self, ours: Outputs, theirs: Outputs) -> NDArray[Any]:
-        each = [np.abs(one - other).reshape(len(one), -1).max(1) for one, other in zip(ours, theirs, strict=True)]
-        self.of_images += (found := np.max(each, 0)).tolist()
-        return np.asarray(found)
-
-    def finish(self) -> None:
-        self.proof.limit = SHARE_OF_RANGE * self.scale + ROUNDING
-        self.proof.different = sum(not difference <= self.proof.limit for difference in self.of_images)
-        self.proof.same = len(self.of_images) - self.proof.different
-
-
-def _levels(ours: Outputs, theirs: Outputs) -> NDArray[np.int16]:
-    levels: NDArray[np.int16] = np.abs(ours[0].astype(np.int16) - theirs[0].astype(np.int16))
-    return levels
-
-
-def _outputs(network: nn.Module, images: Images) -> Outputs:
+def _outputs(network: ImageNetwork, images: Images) -> dict[str, NDArray[Any]]:
     with torch.inference_mode():
-        return tuple(output.numpy() for output in network(torch.from_numpy(np.ascontiguousarray(images))))
+        found = network(torch.from_numpy(np.ascontiguousarray(images)))
+    return _named(network, [output.numpy() for output in found])
 
 
-def _outputs_of_file(file: Callable[[Images], Outputs], images: Images) -> Outputs:
+def _outputs_of_file(
+    network: ImageNetwork, file: Callable[[Images], Outputs], images: Images
+) -> dict[str, NDArray[Any]]:
     try:
-        return file(np.ascontiguousarray(images))
+        return _named(network, file(np.ascontiguousarray(images)))
     except Exception as error:  # of many kinds
         shape = "x".join(map(str, images.shape))
         raise CommandError(
             f"the exported model does not take images of {shape} ({str(error)[:40]}): change its code, or try "
             "the other --to"
         ) from error
+
+
+def _named(network: ImageNetwork, outputs: Iterable[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return outputs by name; levels of 8 bits are signed, so that they have differences."""
+    signed = (each.astype(np.int16) if each.dtype == np.uint8 else each for each in outputs)
+    return dict(zip(network.outputs, signed, strict=True))
 
 
 def _variants(image: Images) -> Iterator[Images]:
@@ -221,10 +186,7 @@ def _batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], 
 
 
 def images_for(
-    network: ImageClassifier | ImageRestorer | ImageNetwork,
-    source: Source,
-    pipeline: Pipeline[Any],
-    broken: dict[int, str],
+    network: ImageNetwork, source: Source, pipeline: Pipeline[Any], broken: dict[int, str]
 ) -> Iterator[tuple[int, Images]]:
     """Decode the images of a source by Pillow, as users of a file do.
 
@@ -240,7 +202,7 @@ def images_for(
     files: Any = source.inputs if isinstance(source, ImagePairs) else source
     for id in range(len(source)):
         try:
-            if isinstance(network, ImageNetwork):
+            if network.answer == "values":
                 pixels = pipeline.sample(source, id, 0)[0].numpy()
             else:
                 pixels = np.asarray(decoded(files.read(id))).transpose(2, 0, 1)
@@ -248,3 +210,32 @@ def images_for(
             broken[id] = str(error)
             continue
         yield id, np.ascontiguousarray(pixels)
+
+
+def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, several: bool) -> dict[str, int] | None:
+    """Evaluate the same images as `raydali evaluate` does, in 32-bit floats.
+
+    Args:
+        inference: the trained classifier with the images.
+        options: where it runs.
+        proof: has the answers of the exported model.
+        several: whether an image may have several labels.
+
+    Returns:
+        The number of "answers" on images that both could read, and how many are the "same"; None if there are none.
+
+    Raises:
+        UsageError, CommandError, DataError, StorageAway: see `workers.results`.
+    """
+    exact = replace(inference, precision="fp32")
+    arrays = joined(workers.results(exact, exact.parts, options)).arrays
+    evaluated = arrays["probabilities"] > THRESHOLD if several else arrays["best"][:, 0]
+    known: Mapping[int, Any] = proof.answers
+    pairs = [(known[id], said) for id, said in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in known]
+    same = np.array([mine == said for mine, said in pairs])
+    return {"same": int(same.sum()), "answers": same.size} if same.size else None
+
+
+def suffices(agreed: Mapping[str, int]) -> bool:
+    """Return whether so many answers are the same that only rounding of pixels can be the cause."""
+    return agreed["answers"] - agreed["same"] <= max(1, (1 - LEAST) * agreed["answers"])

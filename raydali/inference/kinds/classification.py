@@ -1,33 +1,42 @@
-"""Images with one class each."""
+"""Images or videos with one class each, and images with several labels each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
+from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import LabeledSource
-from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
-from raydali.inference.labeled_data import labeled_like, unlabeled
+from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
+from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
+from raydali.inference.labeled_data import labeled_like, unlabeled, unlabeled_like
+from raydali.inference.worst import worst_of
 
 BEST = 5
 """Predicted classes that are kept of a sample."""
 CALIBRATION_BINS = 15
+CONFUSIONS = 100
+"""Pairs of classes that are listed, and classes up to which the whole confusion matrix is written."""
+THRESHOLD = 0.5
+"""Probability above which an image is said to have a label."""
 
 
 class Classification(Kind):
     """Images with one class each; the outputs are the five most probable classes of each."""
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> LabeledSource:
-        """See `Kind`."""
-        return labeled_like(data, config, classes, given)
+    noun = "image"
+    endings = (".csv", ".parquet")
 
-    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> LabeledSource:
-        """See `Kind`."""
-        return unlabeled(data, config, classes, root)
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> LabeledSource:
+        return labeled_like(data, self.config, classes, given)
+
+    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> LabeledSource:
+        return unlabeled(data, self.config, classes, root)
 
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "best" (n, 5) int32, classes by falling probability, "probabilities" (n, 5), and "losses" (n,)."""
@@ -37,33 +46,123 @@ class Classification(Kind):
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"best": best.int(), "probabilities": probabilities, "losses": losses}
 
-    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> Evaluation:
+    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> dict[str, Any]:
         """Compute figures of each class, the confusion matrix and the calibration error."""
-        return evaluate_classes(arrays, source.labels[arrays["ids"]], classes, source.path)
+        return evaluate_classes(arrays, source.labels[arrays["ids"]], classes, source.path, "images")
 
     def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
         """Return a row for each image: path, label, probability, and the next four."""
-        paths = [text_of(source.path(id)) for id in arrays["ids"].tolist()]
-        return pa.table({"path": paths} | best_columns(arrays, classes))
+        return pa.table({"path": _paths(source, arrays["ids"])} | _best_columns(arrays, classes))
 
 
-def best_columns(arrays: Arrays, classes: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of the most probable classes: label, probability, label_2, probability_2, ..."""
-    names, columns = np.array([*classes], object), dict[str, Any]()
-    for place in range(arrays["best"].shape[1]):
-        ending = f"_{place + 1}" if place else ""
-        columns[f"label{ending}"] = pa.array(names[arrays["best"][:, place]], pa.string())
-        columns[f"probability{ending}"] = arrays["probabilities"][:, place].astype(np.float32)
-    return columns
+class MultiLabel(Classification):
+    """Images with several labels each; the outputs are the probabilities of all."""
+
+    legend = "Below each: its labels, those that the model gives a probability above 0.5, and the loss."
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return "probabilities" (n, C) and "losses" (n,), the mean binary cross-entropy over labels."""
+        logits = raw.float()
+        losses = F.binary_cross_entropy_with_logits(logits, batch["labels"].float(), reduction="none").mean(1)
+        return {"probabilities": logits.sigmoid(), "losses": losses}
+
+    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> dict[str, Any]:
+        """Compute the calibration error, and the figures of each label."""
+        from torchmetrics.functional.classification import binary_average_precision, binary_calibration_error
+
+        truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
+        said = probabilities > THRESHOLD
+        rows = list[dict[str, Any]]()
+        for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
+            positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
+            average = None  # undefined without a positive sample
+            if positive:
+                average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
+            rows.append(
+                {
+                    "class": name,
+                    "images": positive,
+                    "average_precision": average,
+                    "recall": both / positive if positive else None,
+                    "precision": both / int(right.sum()) if right.any() else None,
+                }
+            )
+        flat = torch.from_numpy(probabilities.ravel().copy()), torch.from_numpy(truth.ravel().astype(np.int64))
+        error = binary_calibration_error(*flat, n_bins=CALIBRATION_BINS).item()
+
+        def words(place: int) -> tuple[str, str]:
+            return _names(classes, truth[place] == 1) or "none", _names(classes, said[place]) or "none"
+
+        worst = worst_of(arrays, arrays["losses"], source.path, words)
+        return {"metrics": {"calibration_error": error}, "classes": rows, "worst": worst}
+
+    def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each image: path, its labels, joined by semicolons, and the probability of each label."""
+        probabilities = arrays["probabilities"]
+        labels = [_names(classes, mask, ";") for mask in probabilities > THRESHOLD]
+        of_labels = {f"probability of {name}": column for name, column in zip(classes, probabilities.T, strict=True)}
+        return pa.table({"path": _paths(source, arrays["ids"]), "labels": labels} | of_labels)
+
+
+class Video(Kind):
+    """Videos with one class each; the outputs are the probabilities of all classes for each clip.
+
+    The probabilities of the clips of a video are averaged.
+    """
+
+    noun = "clip"
+    endings = (".csv", ".parquet")
+    legend = f"The middle frames of the first clips. {Kind.legend}"
+
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> VideoClips:
+        return self._clips(labeled_like(data, self.config, classes, given, scan_videos))
+
+    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> VideoClips:
+        return self._clips(unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes))
+
+    def _clips(self, videos: Any) -> VideoClips:
+        names = "sequence_length", "stride", "step", "skip_broken"
+        return VideoClips.index(videos, **{name: getattr(self.config, name) for name in names})
+
+    def edges(self, source: VideoClips) -> NDArray[np.int64]:
+        """Return the first clip of each video: the clips of a video are in one part."""
+        first_clips: NDArray[np.int64] = np.unique(source.places(np.arange(len(source)))[0], return_index=True)[1]
+        return first_clips
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return "all" (n, C), the probabilities, and "losses" (n,)."""
+        logits = raw.float()
+        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+        return {"all": logits.softmax(1), "losses": losses}
+
+    def evaluation(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> dict[str, Any]:
+        """Compute the figures of `evaluate_classes` for videos, and "video_top1" and the like."""
+        of_videos = _by_video(arrays, source)
+        labels = source.videos.labels[of_videos["ids"]]
+        found = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
+        right = of_videos["best"] == labels[:, None]
+        figures = {"top1": right[:, 0].mean(), "loss": of_videos["losses"].mean()}
+        if len(classes) > BEST:
+            figures["top5"] = right.any(1).mean()
+        of_video = {f"video_{name}": float(value) for name, value in figures.items()}
+        return found | {"metrics": of_video | found["metrics"]}
+
+    def picture(self, source: VideoClips, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return the middle frame of a video's first clip."""
+        clip = self.pipeline.sample(source, int(self.edges(source)[id]), 0)[0]
+        frame: NDArray[np.uint8] = clip[:, clip.shape[1] // 2].permute(1, 2, 0).numpy()
+        return frame
+
+    def table(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> pa.Table:
+        """Return a row for each video: path, clips, label, probability, and the next four."""
+        of_videos = _by_video(arrays, source)
+        columns = {"path": _paths(source.videos, of_videos["ids"]), "clips": of_videos["clips"]}
+        return pa.table(columns | _best_columns(of_videos, classes))
 
 
 def evaluate_classes(
-    arrays: Arrays,
-    labels: NDArray[np.int64],
-    classes: Sequence[str],
-    path: Callable[[int], str],
-    noun: str = "images",
-) -> Evaluation:
+    arrays: Arrays, labels: NDArray[np.int64], classes: Sequence[str], path: Callable[[int], str], noun: str
+) -> dict[str, Any]:
     """Compare the most probable classes of samples with their labels.
 
     The calibration error is the expected one (ECE) of the most probable class, over 15 bins of equal width: Guo et al.,
@@ -76,11 +175,10 @@ def evaluate_classes(
         path: returns the path of a sample by its id.
         noun: what samples are called.
     """
-    best, losses = arrays["best"].astype(np.int64), arrays["losses"]
-    count, right = len(classes), best == labels[:, None]
+    best, count = arrays["best"].astype(np.int64), len(classes)
     confusion = np.bincount(labels * count + best[:, 0], minlength=count**2).reshape(count, count)
     confidence = arrays["probabilities"][:, 0].clip(max=1)
-    metrics = {"confidence": confidence.mean(dtype=np.float64), "calibration_error": _error(confidence, right[:, 0])}
+    error = _calibration_error(confidence, best[:, 0] == labels)
     rows = []
     of_classes = zip(classes, confusion.diagonal(), confusion.sum(0), confusion.sum(1), strict=True)
     for name, *numbers in of_classes:
@@ -89,24 +187,68 @@ def evaluate_classes(
         recall = true_positive / support if support else None
         f1 = 2 * true_positive / (found + support) if found + support else None
         rows.append({"class": name, noun: support, "recall": recall, "precision": precision, "f1": f1})
-    ids = arrays["ids"]
-    worst = [
-        Worst(
-            id=int(ids[place]),
-            path=path(int(ids[place])),
-            truth=classes[labels[place]],
-            predicted=f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}",
-            loss=float(losses[place]),
-        )
-        for place in np.argsort(-losses, kind="stable")[:WORST_SHOWN].tolist()
-    ]
-    return Evaluation(
-        metrics={name: float(value) for name, value in metrics.items()}, classes=rows, confusion=confusion, worst=worst
-    )
+
+    def words(place: int) -> tuple[str, str]:
+        return classes[labels[place]], f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}"
+
+    metrics = {"confidence": float(confidence.mean(dtype=np.float64)), "calibration_error": error}
+    worst = worst_of(arrays, arrays["losses"], path, words)
+    return {"metrics": metrics, "classes": rows, "worst": worst} | _confusions(confusion, classes)
 
 
-def _error(confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> float:
+def _confusions(confusion: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the most frequent "confusions", and of few classes the whole matrix as "confusion"."""
+    wrong = confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    pairs = sorted(zip(*wrong.nonzero(), strict=True), key=lambda pair: (-wrong[pair], pair))[:CONFUSIONS]
+    found: dict[str, Any] = {
+        "confusions": [
+            {"class": classes[row], "predicted": classes[column], "samples": int(wrong[row, column])}
+            for row, column in pairs
+        ]
+    }
+    if len(confusion) <= CONFUSIONS:
+        found["confusion"] = confusion.tolist()
+    return found
+
+
+def _calibration_error(confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> float:
     """Return the calibration error; as torchmetrics' binary_calibration_error, whose import takes seconds."""
     bins = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1, dtype=np.float32), confidence, side="right")
     off = np.bincount(bins, right.astype(np.float64) - confidence)
     return float(np.abs(off).sum() / len(confidence))
+
+
+def _paths(source: LabeledSource, ids: NDArray[np.int64]) -> list[str]:
+    return [text_of(source.path(id)) for id in ids.tolist()]
+
+
+def _names(classes: Sequence[str], mask: Sequence[bool], separator: str = ", ") -> str:
+    return separator.join(name for name, has in zip(classes, mask, strict=True) if has)
+
+
+def _best_columns(arrays: Arrays, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of the most probable classes: label, probability, label_2, probability_2, ..."""
+    names, columns = np.array([*classes], object), dict[str, Any]()
+    for place in range(arrays["best"].shape[1]):
+        ending = f"_{place + 1}" if place else ""
+        columns[f"label{ending}"] = pa.array(names[arrays["best"][:, place]], pa.string())
+        columns[f"probability{ending}"] = arrays["probabilities"][:, place].astype(np.float32)
+    return columns
+
+
+def _by_video(arrays: Arrays, source: VideoClips) -> Arrays:
+    """Return the arrays of `evaluate_classes` with a row for each video, of averaged probabilities, and "clips"."""
+    videos, places, clips = np.unique(source.places(arrays["ids"])[0], return_inverse=True, return_counts=True)
+    mean = np.zeros((len(videos), arrays["all"].shape[1]))
+    np.add.at(mean, places, arrays["all"])
+    mean /= clips[:, None]
+    best = np.argsort(-mean, axis=1, kind="stable")[:, :BEST]
+    truth = mean[np.arange(len(videos)), source.videos.labels[videos]]
+    return {
+        "ids": videos,
+        "clips": clips,
+        "best": best,
+        "probabilities": np.take_along_axis(mean, best, 1).astype(np.float32),
+        "losses": -np.log(np.maximum(truth, np.finfo(np.float32).tiny)),
+    }

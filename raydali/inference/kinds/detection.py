@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
 from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
-from raydali.data.tasks.boxes import PADDING, moved
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.boxes import PADDING, Boxes, moved
 from raydali.errors import UsageError
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import WORST_SHOWN, Arrays, Columns, Evaluation, Kind, Worst, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
 from raydali.inference.labeled_data import places_of
+from raydali.inference.worst import worst_of
 from raydali.text import summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
@@ -37,11 +36,12 @@ METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "ma
 class Detection(Kind):
     """Images with boxes; the outputs are the boxes found in each, in pixels of the original."""
 
+    noun = "image"
     legend = f"Boxes of the annotations are green, boxes found with a score above {SURE} are red."
     endings = (".csv", ".parquet", ".json")
 
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Coco:
-        """See `Kind`; a folder laid out like COCO, of which val is taken."""
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> Coco:
+        """Open a folder laid out like COCO, of which val is taken."""
         if not storage.is_folder(absolute(f"{data.rstrip('/')}/annotations")):
             raise UsageError(f"--data {data} has no annotations/: give a folder laid out like COCO")
         (source,) = exclude(None, one_split(absolute(data), "val"))
@@ -50,20 +50,20 @@ class Detection(Kind):
         labels = 1 + places_of(source.classes, classes, data)[source.labels - 1]
         return replace(source, labels=labels, classes=tuple(classes), category_ids=np.arange(1, len(classes) + 1))
 
-    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Coco:
-        """See `Kind`."""
+    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> Coco:
         images = unlabeled_files(data, root, IMAGE_EXTENSIONS)
         count = len(images)
+        none = np.zeros(0, np.int64)
         return Coco(
-            root=images.root,
-            packed_paths=images.packed_paths,
-            offsets=images.offsets,
+            images.root,
+            images.packed_paths,
+            images.offsets,
             sizes=np.zeros((count, 2), np.int64),
             image_ids=np.arange(count),
             first_boxes=np.zeros(count + 1, np.int64),
             boxes=np.zeros((0, 4), np.float32),
-            labels=np.zeros(0, np.int64),
-            crowd=np.zeros(0, np.bool_),
+            labels=none,
+            crowd=none.astype(np.bool_),
             classes=tuple(classes),
             category_ids=np.arange(1, len(classes) + 1),
         )
@@ -82,31 +82,35 @@ class Detection(Kind):
             "labels": torch.from_numpy(np.concatenate(labels)),
         }
 
-    def evaluation(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> Evaluation:
+    def evaluation(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> dict[str, Any]:
         """Compute COCO's figures, and the mAP of each class."""
         require_extra("detection", "pycocotools", "detectors")
         result = coco_metrics(_found(arrays), source, of_classes=True)
         metrics = {name: float(result[name]) for name in METRICS}
-        labels = np.atleast_1d(result["classes"].numpy()).tolist()
-        of_labels = dict(zip(labels, np.atleast_1d(result["map_per_class"].numpy()).tolist(), strict=True))
+        of_labels = dict(zip(result["classes"].tolist(), result["map_per_class"].tolist(), strict=True))
         boxes = np.bincount(source.labels, minlength=len(classes) + 1)
         rows = [
             {"class": name, "boxes": int(boxes[label]), "map": of_labels.get(label)}
             for label, name in enumerate(classes, 1)
         ]
-        worst = sorted(map(partial(_mistakes, source), _found(arrays)), key=lambda each: -each.missed - each.false)
-        return Evaluation(
-            # COCO's figures are -1 where there is no box of that size.
-            metrics={name: value for name, value in metrics.items() if value >= 0},
-            classes=rows,
-            worst=[each.described(source) for each in worst[:WORST_SHOWN] if each.missed or each.false],
-        )
+        mistakes = np.array([_mistakes(source, found) for found in _found(arrays)])
 
-    def picture(self, pipeline: Pipeline[Any], source: Coco, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        def words(place: int) -> tuple[str, str]:
+            labels = source.labels[source.boxes_of(int(arrays["ids"][place]))].tolist()
+            truth = summarize(f"{count} {classes[label - 1]}" for label, count in sorted(Counter(labels).items()))
+            missed, false = mistakes[place].tolist()
+            return truth or "no boxes", f"{missed} missed, {false} false"
+
+        worst = worst_of(arrays, mistakes.sum(1), source.path, words)[: np.count_nonzero(mistakes.sum(1))]
+        # COCO's figures are -1 where there is no box of that size.
+        known = {name: value for name, value in metrics.items() if value >= 0}
+        return {"metrics": known, "classes": rows, "worst": worst}
+
+    def picture(self, source: Coco, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the image with the boxes of its annotations and those that were found."""
         from PIL import Image, ImageDraw
 
-        pixels, size = pipeline.sample(source, id, 0)
+        pixels, size = self.pipeline.sample(source, id, 0)
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         draw, side = ImageDraw.Draw(image), image.width
         (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
@@ -129,35 +133,22 @@ class Detection(Kind):
             "label": pa.array(names[arrays["labels"]], pa.string()),
             "score": arrays["scores"],
         }
-        sides = boxes[:, 2:] - boxes[:, :2]
-        corners = dict(zip(("x", "y", "width", "height"), [*boxes[:, :2].T, *sides.T], strict=True))
-        return pa.table(columns | corners)
+        return pa.table(columns | dict(zip(("x", "y", "width", "height"), _with_sides(boxes).T, strict=True)))
 
 
-@dataclass(frozen=True)
-class _Mistakes:
-    """Boxes of an image that were missed, and boxes found in it that are false."""
+def _mistakes(source: Coco, found: Found) -> tuple[int, int]:
+    """Return how many boxes of an image are missed, and how many that were found are false.
 
-    id: int
-    missed: int
-    false: int
+    They are paired by falling score, as COCO does.
+    """
+    from pycocotools.mask import iou
 
-    def described(self, source: Coco) -> Worst:
-        labels = source.labels[source.boxes_of(self.id)].tolist()
-        truth = summarize(f"{count} {source.classes[label - 1]}" for label, count in sorted(Counter(labels).items()))
-        mistakes = f"{self.missed} missed, {self.false} false"
-        return Worst(self.id, source.path(self.id), truth or "no boxes", mistakes, None)
-
-
-def _mistakes(source: Coco, found: Found) -> _Mistakes:
-    """Pair the boxes found in an image with those of its annotations, the highest score first, as COCO does."""
     id, boxes, scores, labels = found
     sure = np.argsort(-scores, kind="stable")[: (scores > SURE).sum()]
-    truth, mine = source.boxes_of(id), boxes[sure][:, None]
-    theirs, crowd = source.boxes[truth], source.crowd[truth]
-    common = (np.minimum(mine, theirs)[..., 2:] - np.maximum(mine, theirs)[..., :2]).clip(0).prod(-1)
-    mine_area, their_area = ((each[..., 2:] - each[..., :2]).prod(-1) for each in (mine, theirs))
-    overlaps = common / np.maximum(np.where(crowd, mine_area, mine_area + their_area - common), 1e-9)
+    truth = source.boxes_of(id)
+    crowd = source.crowd[truth]
+    mine, theirs = (_with_sides(each).astype(np.float64) for each in (boxes[sure], source.boxes[truth]))
+    overlaps = np.reshape(iou(mine, theirs, crowd), (len(mine), len(theirs)))  # in a crowd, as a share of the found box
     overlaps[labels[sure][:, None] != source.labels[truth]] = 0
     left, false = ~crowd, 0
     for row in overlaps:
@@ -165,7 +156,12 @@ def _mistakes(source: Coco, found: Found) -> _Mistakes:
             left[(row * left).argmax()] = False
         elif (row * crowd).max(initial=0) < SAME:
             false += 1
-    return _Mistakes(id, int(left.sum()), false)
+    return int(left.sum()), false
+
+
+def _with_sides(boxes: Boxes) -> Boxes:
+    """Return x, y, width and height of boxes (K, 4), which have two corners."""
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
 
 
 def _found(arrays: Arrays) -> Iterator[Found]:

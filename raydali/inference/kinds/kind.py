@@ -1,4 +1,4 @@
-"""The interface of a kind of prediction: what a job's file does not say of its samples and outputs.
+"""A kind of prediction: what a job's file does not say of its samples and outputs.
 
 open_labeled          other samples with their truth      evaluate --data
 open_unlabeled        samples without                     predict
@@ -6,9 +6,9 @@ outputs               on each worker: the network's outputs for a batch, to arra
 evaluation, table     in the driver: the arrays of all samples to figures of each class and so on, or to rows
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,51 +16,127 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydali.data.loading.loader import Batch
+from raydali.data.sources.formats import unlabeled_files
+from raydali.data.sources.labeled import IMAGE_EXTENSIONS
+from raydali.data.tasks import classification
 from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.restoration import WholeImages
+from raydali.data.tasks.settings import DecoderSettings
+from raydali.errors import UsageError
+from raydali.inference.labeled_data import unlabeled
+from raydali.launch.job import Job
 
-WORST_SHOWN = 64
-"""Samples of `Evaluation.worst`."""
 Arrays = dict[str, Any]
-"""Outputs by name, NDArray, or lists of a task of the user; "ids" are those of the samples, int64 (n,)."""
+"""Outputs by name, NDArray or lists; "ids" are those of the samples, int64 (n,)."""
 Columns = Mapping[str, str | None]
 """How a list is read, by option: "root" and "label_column"."""
 
 
-@dataclass(frozen=True)
-class Worst:
-    """A sample that the model gets wrong, or least right.
+class Kind:
+    """A kind of prediction. This one knows no task: its figures are those of the job's evaluation alone.
+
+    Args:
+        job: the job.
+        config: its options.
+        pipeline: the job's, of validation samples.
+        predictions: `Job.predictions` or a function like it, which makes predictions of outputs; None: to evaluate. For
+            predictions, whole images are taken one at a time, unless the pipeline makes images of one size of labelled
+            ones.
 
     Attributes:
-        id: in its source.
-        path: of the sample.
-        truth: what it is.
-        predicted: what the model says, with its probability.
-        loss: of the sample; None if the model has none for each sample.
+        noun: what a sample is called, such as "image".
+        endings: those of files of predictions; "": a folder.
+        legend: what is written below the pictures of the worst samples.
+        pipeline: of the samples.
+        batch_size: samples of a batch; None: as in the run.
     """
 
-    id: int
-    path: str
-    truth: str
-    predicted: str
-    loss: float | None
+    noun: ClassVar[str] = "sample"
+    endings: ClassVar[tuple[str, ...]] = (".csv", ".parquet", "")
+    legend: ClassVar[str] = "Below each: its class, the class and probability that the model gives, and the loss."
 
+    def __init__(self, job: Job[Any], config: Any, pipeline: Pipeline[Any], predictions: Any = None) -> None:
+        self.job, self.config, self.pipeline, self._predictions = job, config, pipeline, predictions
+        self.batch_size: int | None = None
+        if predictions is not None and not isinstance(pipeline, classification.Images):
+            self.pipeline, self.batch_size = WholeImages(), 1
+            if isinstance(pipeline, DecoderSettings):
+                load, largest = pipeline.hw_decoder_load, pipeline.largest_image
+                self.pipeline = WholeImages(hw_decoder_load=load, largest_image=largest)
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How good a model is on some samples, beside the figures of the job's own evaluation.
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> Any:
+        """Open other samples, with their truth.
 
-    Attributes:
-        metrics: further figures over all samples, by name.
-        classes: a row of figures for each class, with its "class"; empty if there are no classes.
-        confusion: int64 (C, C), how many samples of the class of the row were predicted as that of the column; None
-            where a sample may have several classes.
-        worst: the samples that the model gets most wrong, the worst first.
-    """
+        Args:
+            data: what the user gives.
+            classes: the classes of the run; None if it does not say them.
+            given: what the user gives for lists, in place of the run's column.
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    classes: Sequence[Mapping[str, Any]] = ()
-    confusion: NDArray[np.int64] | None = None
-    worst: Sequence[Worst] = ()
+        Raises:
+            UsageError: they cannot be opened, or have other classes.
+        """
+        return self.job.open_data(replace(self.config, data=data)).val
+
+    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> Any:
+        """Open other samples without their truth, in the order of their listing.
+
+        Args:
+            data: what the user gives.
+            root: the folder of relative paths in a list; None: the list's.
+            classes: the classes of the run.
+
+        Raises:
+            UsageError: they cannot be opened.
+        """
+        if isinstance(self.pipeline, classification.Images):
+            return unlabeled(data, self.config, classes, root)
+        return unlabeled_files(data, root, IMAGE_EXTENSIONS)
+
+    def edges(self, source: Any) -> NDArray[np.int64] | None:
+        """Return the ids at which a part may begin, see `parts.cut`; None: any."""
+        return None
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return tensors, or lists, with a row for each sample or object.
+
+        Those of this class are "columns", one for the batch, or "files" with their names, as `predictions` says.
+
+        Args:
+            raw: what the network returned for the batch, on the device.
+            batch: the batch.
+            source: its samples.
+        """
+        if self._predictions is None:
+            return {}
+        paths = [text_of(source.path(id)) for id in batch.ids.tolist()]
+        found = dict(self._predictions(self.config, raw, paths))
+        if found and all(isinstance(value, bytes) for value in found.values()):
+            return {"files": [(_relative(name, source), content) for name, content in found.items()]}
+        columns = {"path": paths} | {name: list(values) for name, values in found.items()}
+        if wrong := [name for name, values in columns.items() if len(values) != len(paths)]:
+            raise UsageError(f"predictions() returns {len(columns[wrong[0]])} of {wrong[0]!r} for {len(paths)} samples")
+        return {"columns": [columns]}
+
+    def evaluation(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> dict[str, Any]:
+        """Compare the outputs for samples, in the order of their ids, with their truth.
+
+        Returns:
+            What evaluation.json has beside the figures of the job's evaluation: further "metrics", a row of figures for
+            each of "classes", and the "worst" samples, see `worst_of`.
+        """
+        return {"metrics": {}, "classes": [], "worst": []}
+
+    def picture(self, source: Any, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return one of the worst samples as the model sees it, (height, width, 3), decoded in this process."""
+        image: NDArray[np.uint8] = self.pipeline.sample(source, id, 0)[0].permute(1, 2, 0).numpy()
+        return image
+
+    def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:
+        """Return the predictions for samples, with a row for each sample, object or file."""
+        if "files" in arrays:
+            return pa.table({"file": [name for name, _ in arrays["files"]]})
+        columns = arrays["columns"]
+        return pa.table({name: [value for each in columns for value in each[name]] for name in columns[0]})
 
 
 def text_of(path: str) -> str:
@@ -68,78 +144,7 @@ def text_of(path: str) -> str:
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-class Kind(ABC):
-    """A kind of prediction.
-
-    Attributes:
-        noun: what a sample is called, such as "image".
-        endings: those of files of predictions; "": a folder.
-        legend: what is written below the pictures of the worst samples.
-    """
-
-    noun: ClassVar[str] = "image"
-    endings: ClassVar[tuple[str, ...]] = (".csv", ".parquet")
-    legend: ClassVar[str] = "Below each: its class, the class and probability that the model gives, and the loss."
-
-    @abstractmethod
-    def open_labeled(self, data: str, config: Any, classes: Sequence[str] | None, given: Columns) -> Any:
-        """Open other samples, with their truth.
-
-        Args:
-            data: what the user gives.
-            config: the options of the run, for how samples are read.
-            classes: the classes of the run; None if it does not say them.
-            given: what the user gives for lists, in place of the run's column.
-
-        Raises:
-            UsageError: they cannot be opened, or have other classes.
-        """
-
-    @abstractmethod
-    def open_unlabeled(self, data: str, root: str | None, config: Any, classes: Sequence[str]) -> Any:
-        """Open other samples without their truth, in the order of their listing.
-
-        Args:
-            data: what the user gives.
-            root: the folder of relative paths in a list; None: the list's.
-            config: the options of the run, for how samples are read.
-            classes: the classes of the run.
-
-        Raises:
-            UsageError: they cannot be opened.
-        """
-
-    def for_prediction(self, pipeline: Pipeline[Any]) -> "tuple[Kind, Pipeline[Any], int | None]":
-        """Return the kind, the pipeline and the batch size of samples without truth; None: the run's batch size."""
-        return self, pipeline, None
-
-    def files(self, arrays: Arrays, source: Any) -> Iterator[tuple[str, bytes]]:
-        """Yield the files that a prediction consists of, with their paths in the output's folder."""
-        yield from ()
-
-    def edges(self, source: Any) -> NDArray[np.int64] | None:
-        """Return the ids at which a part may begin, see `parts.cut`; None: any."""
-        return None
-
-    @abstractmethod
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
-        """Return tensors, or lists, with a row for each sample or object.
-
-        Args:
-            raw: what the network returned for the batch, on the device.
-            batch: the batch.
-            source: its samples.
-        """
-
-    @abstractmethod
-    def evaluation(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> Evaluation:
-        """Compare the outputs for samples, in the order of their ids, with their truth."""
-
-    def picture(self, pipeline: Pipeline[Any], source: Any, id: int, arrays: Arrays) -> NDArray[np.uint8]:
-        """Return a sample of `Evaluation.worst` as the model sees it, (height, width, 3), decoded in this process."""
-        image: NDArray[np.uint8] = pipeline.sample(source, id, 0)[0].permute(1, 2, 0).numpy()
-        return image
-
-    @abstractmethod
-    def table(self, arrays: Arrays, source: Any, classes: Sequence[str]) -> pa.Table:
-        """Return the predictions for samples, with a row for each sample, or for each object in one."""
+def _relative(name: object, source: Any) -> str:
+    """Return the path of a file in the output's folder: below it as the sample lies below the data's root."""
+    path, root = str(name), getattr(source, "root", "")
+    return path.removeprefix(f"{root}/") if root and path.startswith(f"{root}/") else PurePosixPath(path).name

@@ -14,7 +14,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
 from raydali.data.tasks.boxes import Boxes, unfitted
-from raydali.train.evaluation.classification import evaluating, require_read
+from raydali.train.evaluation.validation_pass import evaluating, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -104,7 +104,7 @@ def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = Fal
     Args:
         found: the detections.
         source: the images with their boxes.
-        of_classes: whether to compute "map_per_class" for the labels in "classes", too.
+        of_classes: whether to compute "map_per_class" as well, for the labels in "classes"; -1 without boxes.
     """
     # The caller has gathered all detections. By default, the metric would wait for the other ranks.
     # The thresholds are those of pycocotools; torchmetrics rounds its own, which changes mAP by about 0.0001.
@@ -113,7 +113,7 @@ def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = Fal
         sync_on_compute=False,
         iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
         rec_thresholds=np.linspace(0, 1, 101).tolist(),
-        class_metrics=of_classes,
+        extended_summary=of_classes,
     )
     metric.warn_on_many_detections = False
     for id, *of_found in found:
@@ -126,4 +126,9 @@ def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = Fal
         }
         metric.update([{"boxes": boxes, "scores": scores, "labels": labels}], [target])
     result: dict[str, torch.Tensor] = metric.compute()
+    if of_classes and "precision" in result:  # with `class_metrics`, each class would be evaluated again
+        of_each = result["precision"][:, :, :, 0, -1].flatten(0, 1)
+        known = of_each > -1
+        means = (of_each * known).sum(0) / known.sum(0)
+        result["map_per_class"] = means.where(known.any(0), -1)
     return result

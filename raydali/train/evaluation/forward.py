@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from raydali.train.evaluation.classification import evaluating
+from raydali.train.evaluation.validation_pass import evaluating
 from raydali.train.step import Precision, capture, compile_function
 
 WARM_UP_CALLS = 3

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.train.evaluation.classification import evaluating, require_read
+from raydali.train.evaluation.validation_pass import evaluating, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 

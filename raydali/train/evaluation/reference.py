@@ -22,8 +22,8 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import PIXELS
 from raydali.train.checkpoint_file import serialize
-from raydali.train.evaluation.classification import evaluating
 from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.validation_pass import evaluating
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
 """Image restoration: a network, its loss, and its evaluation."""
 
+import io
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from posixpath import splitext
 from typing import TypedDict
 
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.train.evaluation.classification import evaluating, require_read
+from raydali.train.evaluation.validation_pass import evaluating, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -151,6 +153,18 @@ def restore(model: nn.Module, images: torch.Tensor, precision: Precision) -> tor
     """Restore images (N, 3, H, W), uint8 to uint8; for the model see `evaluate`."""
     with evaluating(model), precision.autocast():
         return in_8_bits(model(images))
+
+
+def restored_files(_config: object, outputs: torch.Tensor, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return restored images (N, 3, H, W) in 0..1 as PNG files, at the paths of their inputs but for the ending."""
+    from PIL import Image
+
+    files = {}
+    for path, pixels in zip(paths, in_8_bits(outputs).permute(0, 2, 3, 1).cpu().numpy(), strict=True):
+        content = io.BytesIO()
+        Image.fromarray(pixels).save(content, "PNG")
+        files[f"{splitext(path)[0]}.png"] = content.getvalue()
+    return files
 
 
 def in_8_bits(images: torch.Tensor) -> torch.Tensor:

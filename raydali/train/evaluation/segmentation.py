@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from raydali.train.evaluation.classification import evaluating, require_read
-from raydali.train.evaluation.validation_pass import ValidationPass
+from raydali.train.evaluation.validation_pass import ValidationPass, evaluating, require_read
 
 
 @torch.inference_mode()

@@ -1,10 +1,14 @@
-"""One pass over validation samples, as an evaluation takes it."""
+"""What evaluations of all tasks share: a pass over validation samples, and the mode of the model meanwhile."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.data.loading.loader import Batch
+from torch import nn
+
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import none_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -25,3 +29,29 @@ class ValidationPass:
     source: Any
     worker: Worker
     precision: Precision
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode inside this context, and restore the mode of each module afterwards.
+
+    A frozen BatchNorm was in evaluation mode before, and remains in it.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before[0][1])
+        for module, training in before:
+            module.training = training
+
+
+def require_read(samples: float, batches: Iterable[Batch]) -> None:
+    """Check that some rank could read samples of these batches.
+
+    Raises:
+        DataError: none could; the message names one that this rank found to be broken.
+    """
+    if not samples:
+        raise none_read(batches.quarantine.known.values() if isinstance(batches, Loader) else ())

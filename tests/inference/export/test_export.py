@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torchvision.transforms.v2 import functional as F
 
 from jobs import detection, imagenet, restoration
 from raydali import extras
 from raydali.commands import export
 from raydali.commands.export import Export
+from raydali.data.tasks.crops import resize_and_crop
+from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import CommandError, DataError, UsageError
-from raydali.inference.export.formats import FORMATS, Images, Onnx, Outputs
+from raydali.inference.export.exported_model import CentreCrop
+from raydali.inference.export.formats import FORMATS
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
 from tests.support.messages import mentioning
@@ -101,22 +107,17 @@ def test_a_file_of_torch_export_is_loaded_by_torch_alone(run: RunFolder) -> None
         assert network(torch.zeros(shape, dtype=torch.uint8))[0].shape == (shape[0], 10)
 
 
-class WrongFile(Onnx):
+def mirrored(opened: Any, content: bytes) -> Any:
     """A file that mirrors its images."""
+    run = opened(content)
 
-    def opened(self, content: bytes) -> Any:
-        run = super().opened(content)
-
-        def shifted(images: Images) -> Outputs:
-            return run(np.ascontiguousarray(images[..., ::-1]))
-
-        return shifted
+    return lambda images: run(np.ascontiguousarray(images[..., ::-1]))
 
 
 def test_a_file_that_answers_otherwise_is_not_written(
     run: RunFolder, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FORMATS, "onnx", WrongFile())
+    monkeypatch.setitem(FORMATS, "onnx", FORMATS["onnx"]._replace(opened=partial(mirrored, FORMATS["onnx"].opened)))
     with pytest.raises(CommandError, match=mentioning("digits.onnx onnxruntime")):
         export.main(options(run))
     assert [each.name for each in here.iterdir()] == ["proof.json"]
@@ -130,16 +131,6 @@ def test_without_one_sound_image_the_first_is_named(run: RunFolder, here: Path) 
         file.write_bytes(b"no image")
     with pytest.raises(DataError, match=mentioning(f"{first} verify")):
         export.main(Export(run=str(run), data=str(here / "data"), to="torch-export"))
-
-
-def test_a_run_without_weights_is_refused(runs: Path, here: Path) -> None:
-    begun = made_run(runs, imagenet, imagenet.DIGITS, CLASSES, name="begun")
-    begun.remove("best/model.safetensors")
-    with pytest.raises(UsageError, match=mentioning(f"{begun}")):
-        export.main(options(begun))
-    with pytest.raises(UsageError, match=mentioning(f"{begun} checkpoint")):
-        export.main(options(begun, checkpoint="newest"))
-    assert not [*here.iterdir()]
 
 
 def test_detectors_are_refused(runs: Path, here: Path) -> None:
@@ -195,7 +186,7 @@ def test_a_restoration_network_takes_images_of_any_size(runs: Path, here: Path) 
     deblur = made_run(runs, restoration, restoration.BLURRED, [], name="deblur")
     export.main(options(deblur))
     proof = json.loads((here / "proof.json").read_text())["proof"]
-    assert proof["different"] == 0 and proof["largest_difference"]["levels"] <= 1
+    assert proof["different"] == 0 and proof["largest_difference"]["restored"] <= 1
     run_file = FORMATS["onnx"].opened((here / "deblur.onnx").read_bytes())
     for shape in ((1, 3, 33, 64), (2, 3, 50, 51)):
         (restored,) = run_file(np.full(shape, 7, np.uint8))
@@ -203,3 +194,29 @@ def test_a_restoration_network_takes_images_of_any_size(runs: Path, here: Path) 
     with pytest.raises(CommandError, match=mentioning("torch.export --to")):
         export.main(options(deblur, "torch-export"))
     assert not (here / "deblur.pt2").exists()
+
+
+# Resizing as arithmetic
+
+
+SIZES = [(64, 64), (65, 64), (63, 64), (97, 31), (300, 401), (480, 640), (1001, 333), (2, 3), (20, 300), (1, 5000)]
+"""Height and width: larger and smaller than the crop, odd and even, much longer than wide, and a thin one."""
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_pixels_are_those_of_validation(height: int, width: int, interpolation: Interpolation) -> None:
+    shorter, side = 64, 56
+    image = photograph().convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    expected = resize_and_crop(np.array(image), shorter, side, interpolation)
+    found = CentreCrop(shorter, side, interpolation)(F.pil_to_tensor(image)[None])
+    assert found.shape == (1, 3, side, side) and found.dtype == torch.float32
+    differences = np.abs(found[0].permute(1, 2, 0).numpy() - expected)
+    assert (differences > 0).mean() < 0.01 and (differences > 1).mean() < 0.001 and differences.max() <= 2
+
+
+def test_a_batch_is_cropped_as_its_images_are() -> None:
+    images = torch.randint(0, 256, (3, 3, 50, 70), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    crop = CentreCrop(40, 32, "bicubic")
+    assert torch.equal(crop(images), torch.cat([crop(image[None]) for image in images]))
+    assert torch.equal(CentreCrop(50, 50, "bilinear")(images), images[..., 10:60].float()), "without resizing, exact"
