@@ -16,10 +16,10 @@ from raydali.inference.engine import Inference, PartResult
 from raydali.inference.job_module import PREFIX
 from raydali.inference.options import WAIT_POLICY
 from raydali.inference.parts import Part
-from raydali.launch.driver.loop import WORKER_ENVIRONMENT
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.options import LaunchOptions
+from raydali.launch.trainer import WORKER_ENVIRONMENT
 from raydali.output import gpu_names
 from raydali.text import error_line, plural, rate_text
 
@@ -68,8 +68,8 @@ def _results(inference: Inference, parts: Sequence[Part], options: LaunchOptions
         device = torch.device("cuda:0" if gpu else "cpu")
         yield from inference.results(parts, device, options.cpus_per_worker or usable_cores())
         return
-    with connect(options, _log.warning) as cluster:
-        placement = resolve_placement(options, cluster)
+    with connect(options, _log.warning) as connected:
+        placement = resolve_placement(options, connected.look())
         yield from _on_ray(inference, parts, placement.reachable, placement.cpus, gpu=placement.gpu)
 
 

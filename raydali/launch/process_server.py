@@ -65,26 +65,25 @@ def main(*arguments: str) -> None:
         raylet = [each.partition("=")[2] for each in program if each.startswith("--raylet-name=")]
         if raylet:
             path = f"{raylet[0]}-{_identity(path)}"
-    listening, is_there = None, False
-    if program:
+    if not program:
+        _serve(_listen(path), path)
+        return
+    for seconds in (0.0, _START_SECONDS):
         try:
-            _ask(path, program)
+            _ask(path, program, seconds)
             return
-        except OSError as error:
-            is_there = not isinstance(error, (FileNotFoundError, ConnectionRefusedError))  # but it has failed
-    if not is_there:
-        with suppress(OSError):  # another process is the server now, or none can be
-            listening = _listen(path)
-    if listening is not None and (not program or os.fork()):
-        _serve(listening, path)
-    elif program:
-        if listening is not None:
-            listening.close()  # held open here, it would not refuse this process once the server is dead
-        if not is_there:
-            with suppress(OSError):
-                _ask(path, program, wait=True)
-                return
-        os.execv(sys.executable, [sys.executable, *program])
+        except (FileNotFoundError, ConnectionRefusedError):
+            try:
+                listening = _listen(path)
+            except OSError:  # another process is the server now, or none can be
+                continue
+        except OSError:  # the server has failed
+            break
+        if os.fork():
+            _serve(listening, path)
+            return
+        listening.close()  # held open here, it would not refuse this process once the server is dead
+    os.execv(sys.executable, [sys.executable, *program])
 
 
 def _set_up(arguments: tuple[str, ...]) -> list[str]:
@@ -137,9 +136,9 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _ask(path: str, program: list[str], *, wait: bool = False) -> None:
-    """Ask the server at a path to fork and run a program."""
-    until = time.monotonic() + _START_SECONDS * wait
+def _ask(path: str, program: list[str], seconds: float) -> None:
+    """Ask the server at a path, which listens within so many seconds, to fork and run a program."""
+    until = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(ANSWER_SECONDS)
         while (error := server.connect_ex(path)) and time.monotonic() < until:

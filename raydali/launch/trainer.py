@@ -3,25 +3,33 @@
 The driver calls `fit` for each group, and decides what follows. It need not import PyTorch and Ray Train itself.
 """
 
+import importlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from raydali.host.cuda_queues import HARDWARE_QUEUES
 from raydali.run.events import Failure, Preemption
 from raydali.text import error_line
 
 if TYPE_CHECKING:
     import ray
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
+    from ray.train.v2.api.config import ScalingConfig
 
     from raydali.launch.job import WorkerTask
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """The variable with the seconds for which Ray Train waits for the places of a group."""
+READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
+"""How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
+WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
+_importing = threading.Lock()
 GroupEnd = Failure | Preemption | Literal["finished", "left", "not placed"]
 """How a group ended: "left" on the driver's notice; "not placed": there was no room for it."""
 
@@ -32,57 +40,82 @@ class Training:
 
     Attributes:
         name: the run's name.
-        gpu: whether each worker has a GPU.
-        cpus: CPU cores of each worker.
+        resources: CPU cores and GPUs of each worker.
         timeout: of the process group.
         worker_variables: environment variables of the workers.
         settings: those that Ray Train reads in the process of the trainer.
     """
 
     name: str
-    gpu: bool
-    cpus: int
+    resources: Mapping[str, float]
     timeout: timedelta
     worker_variables: Mapping[str, str]
     settings: Mapping[str, str]
 
+    @classmethod
+    def of(cls, name: str, resources: Mapping[str, float], workers: int, timeout: timedelta) -> "Training":
+        """Return the facts about a run of so many workers at most, with the variables of this process."""
+        settings = {name: value for name, value in os.environ.items() if name.startswith(READ_BY_RAY_TRAIN)}
+        # Ray Train would pass its own ones on, too: then the workers would get no process that was started for them.
+        of_ray_train = {name: value for name, value in settings.items() if name.startswith("RAY_TRAIN_")}
+        polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(workers):g}"}
+        return cls(
+            name=name,
+            resources=resources,
+            timeout=timeout,
+            worker_variables={**polls, **of_ray_train, **WORKER_ENVIRONMENT},
+            settings=settings,
+        )
+
+    def scaling(self, workers: int, left_out: Sequence[str]) -> "ScalingConfig":
+        """Return the request for so many workers, none of them on the nodes with these ids."""
+        from ray.train.v2.api.config import ScalingConfig
+
+        return ScalingConfig(
+            num_workers=workers,
+            use_gpu="GPU" in self.resources,
+            resources_per_worker=dict(self.resources),
+            label_selector={"ray.io/node-id": f"!in({','.join(left_out)})"} if left_out else None,
+        )
+
+
+def health_check_seconds(workers: int) -> float:
+    """Return the interval at which Ray Train's controller polls all workers: at most 400 workers a second."""
+    return max(0.25, workers / 400)
+
 
 def fit(
     training: Training,
-    task: "Mapping[str, ray.ObjectRef[WorkerTask]]",
+    task: "Mapping[str, ray.ObjectRef[WorkerTask] | str]",
     workers: int,
     left_out: Sequence[str],
     placement_timeout: float,
-    requester: str = "",
-    more: int = 0,
 ) -> GroupEnd:
     """Train a worker group until it ends.
 
     Args:
         training: see there.
-        task: the reference to the workers' task, in a dictionary so that Ray does not fetch it here.
+        task: the reference to the workers' task, in a dictionary so that Ray does not fetch it here, and the number of
+            the group.
         workers: their number.
         left_out: ids of the nodes on which no worker may start.
         placement_timeout: seconds for which the group may wait for its places.
-        requester: the id of a request to the autoscaler, see `request_workers`; none if it is empty.
-        more: the number of workers that are requested besides.
     """
-    os.environ.update({**training.settings, **training.worker_variables, START_TIMEOUT: str(placement_timeout)})
+    os.environ[START_TIMEOUT] = str(placement_timeout)
+    _import_ray_train(training)
     import ray
     from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train's are typed as those of the first version
 
     from raydali.launch.worker.process_group import Trainer, WorkerProcesses
     from raydali.launch.worker.ray_session import run_worker
 
-    if requester:
-        request_workers(training, requester, more, left_out)
     context = ray.get_runtime_context()
     try:
         Trainer(
             run_worker,
             train_loop_config=dict(task),
             torch_config=WorkerProcesses(backend="gloo", timeout_s=int(training.timeout.total_seconds())),
-            scaling_config=_scaling(training, workers, left_out),
+            scaling_config=training.scaling(workers, left_out),
             run_config=RunConfig(
                 name=training.name,
                 # Ray Train tests that it can write there. It keeps nothing there, since checkpoints are raydali's own.
@@ -94,20 +127,14 @@ def fit(
     except Exception as error:
         remove_places()  # Ray Train keeps those of a group whose process group was not set up
         return end_of(error)
-    if requester:
-        request_workers(training, requester, 0, ())
     return "finished"
 
 
-def _scaling(training: Training, workers: int, left_out: Sequence[str]) -> Any:  # noqa: ANN401 (imported in functions)
-    from ray.train.v2.api.config import ScalingConfig
-
-    return ScalingConfig(
-        num_workers=workers,
-        use_gpu=training.gpu,
-        resources_per_worker={"CPU": training.cpus} | ({"GPU": 1} if training.gpu else {}),
-        label_selector={"ray.io/node-id": f"!in({','.join(left_out)})"} if left_out else None,
-    )
+def _import_ray_train(training: Training) -> None:
+    """Import Ray Train with the run's settings; two threads that import it at once would block each other."""
+    with _importing:
+        os.environ.update({**training.settings, **training.worker_variables})
+        importlib.import_module("raydali.launch.worker.process_group")
 
 
 def end_of(error: Exception) -> GroupEnd:
@@ -147,13 +174,14 @@ def request_workers(training: Training, requester: str, workers: int, left_out: 
         workers: their number; 0: the request is over.
         left_out: ids of the nodes on which no worker may start.
     """
+    _import_ray_train(training)
     from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
         TrainAutoscalingCoordinatorClient,
     )
 
     client = TrainAutoscalingCoordinatorClient(requester)
     if workers:
-        client.send_resource_request(_scaling(training, workers, left_out), workers)
+        client.send_resource_request(training.scaling(workers, left_out), workers)
     else:
         client.cancel_resource_request()
 

@@ -21,7 +21,7 @@ class WorkerMessage(Message):
     """A message of a worker group; the driver ignores it if the group has ended.
 
     Attributes:
-        group: an id that the workers of one group share.
+        group: the number of the group.
     """
 
     rank: int

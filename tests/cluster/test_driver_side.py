@@ -43,11 +43,11 @@ def test_a_run_whose_driver_raises_an_unexpected_exception_has_an_end(env: dict[
     script.write_text(
         "import os\nimport jobs.imagenet as job\n"
         "from raydali.launch.driver.command import run_job\n"
-        "from raydali.launch.driver.worker_groups import WorkerGroups\n"
-        "def grow(groups):\n"
+        "from raydali.launch.driver.room import Waiting\n"
+        "def poll(waiting):\n"
         f"    if os.path.exists('{reached}'):\n"
         "        {}['planted']\n"
-        "WorkerGroups.grow = grow\n"
+        "Waiting.poll = poll\n"
         "run_job(job.JOB)\n"
     )
     with running(env, tmp_path, script=str(script)) as (process, folder):

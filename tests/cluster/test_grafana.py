@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray.dashboard.modules.reporter.reporter_agent as reporter
 
-from raydali.launch.driver.run_recorder import QUARANTINED, RESTARTS
+from raydali.launch.driver.recorder import QUARANTINED, RESTARTS
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES
 from tests.support.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.driver.driver_node import DRAINING
+from raydali.launch.driver.loop import DRAINING
 from raydali.run.folder import RunFolder
 from tests.support.cluster import RAY, ROOT, alive, committed, descendants, kill, nodes, start_job
 from tests.support.messages import mentions

@@ -16,7 +16,7 @@ import torch
 from jobs import imagenet
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse
-from raydali.launch.driver.ray_cluster import WORKERS_PER_CORE
+from raydali.launch.driver.own_ray import WORKERS_PER_CORE
 from tests.support.messages import mentioning
 from tests.support.parquets import write_parquet
 

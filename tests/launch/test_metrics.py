@@ -12,7 +12,7 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch.driver.run_recorder import QUARANTINED, RESTARTS, RunMetrics
+from raydali.launch.driver.recorder import QUARANTINED, RESTARTS, RunMetrics
 from raydali.launch.worker import rank_metrics
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics
 from raydali.measure.records import Figures

@@ -12,7 +12,7 @@ from ray.train.v2._internal.exceptions import (
 )
 
 from raydali.launch.channel import Interrupted
-from raydali.launch.trainer import end_of
+from raydali.launch.trainer import end_of, health_check_seconds
 from raydali.run.events import Failure, Preemption
 
 
@@ -47,3 +47,8 @@ def test_ranks_that_failed_and_ranks_that_died() -> None:
 def test_ranks_that_left_before_their_node() -> None:
     end = end_of(WorkerGroupError("", {0: raised(Interrupted("preemption"))}))
     assert isinstance(end, Preemption) and (end.ranks, end.killed) == ([0], [])
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (1000, 2.5)])
+def test_the_controller_asks_no_more_than_400_workers_a_second(workers: int, seconds: float) -> None:
+    assert health_check_seconds(workers) == seconds

@@ -17,14 +17,7 @@ from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
 from raydali.launch.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
-from raydali.launch.driver.loop import Run, train_in_workers
-from raydali.launch.driver.option_checks import (
-    check,
-    check_loader,
-    crop_warning,
-    tell_amplification,
-    warnings_of,
-)
+from raydali.launch.driver.option_checks import check, check_loader, crop_warning, tell_amplification, warnings_of
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
@@ -33,7 +26,6 @@ from raydali.launch.driver.starting_weights import (
     check_freeze,
     check_imports,
     fine_tuning_line,
-    match_starting_weights,
     model_facts,
     read_starting_weights,
 )
@@ -106,34 +98,28 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
     job.check(options)
     build = partial(job.build_model, options)
     check_freeze(options, build, classes)
-    matched = match_starting_weights(weights, build, classes) if weights is not None else None
+    matched = None
+    if weights is not None:
+        from raydali.train.weights.matching import match
+
+        matched = match(weights, build, len(classes), classes)
     if warning := crop_warning(options):
         console.warn(warning)
-    with _created(folder), connect(options, console.warn) as cluster:
+    with _created(folder), connect(options, console.warn) as connected:
         start_clock.mark("cluster")
+        cluster = connected.look()
         placement = resolve_placement(options, cluster)
         facts = replace(facts, workers=(placement.minimum, placement.maximum), cpus=placement.cpus)
         before, options = options, resolve(given, kept, facts)
         check(options, samples, placement)
         tell_amplification(before, options, facts, console.print, console.warn)
-        for warning in warnings_of(options, placement, cluster, samples, labels):
+        for warning in warnings_of(options, placement, cluster, samples, labels, own=connected.own):
             console.warn(warning)
         check_imports(options, console.warn)
         settings = _settings(options, data, rules, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
         write_model(folder, _model_facts(job, train, settings, matched))
-        run = Run(
-            train=job.train,
-            data=data,
-            samples=samples,
-            weights=matched,
-            options=options,
-            placement=placement,
-            cluster=cluster,
-            folder=folder,
-            attempt=attempt.driver,
-        )
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:
             console.print(f"run {folder}: the same command with --name {folder.name} resumes it")
@@ -143,7 +129,11 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
             for line in recipe_lines(settings):
                 console.print(line)
             console.print(f"starting {plural(placement.reachable, 'worker')} of {placement}")
-            train_in_workers(run, console, track, interrupt)
+            from raydali.launch.driver.loop import train_in_workers  # not before: they import Ray
+            from raydali.launch.driver.worker_group import worker_task
+
+            task = worker_task(job.train, data, matched, options, folder, attempt.driver)
+            train_in_workers(task, placement, connected, console, track, interrupt)
 
 
 def _new_name(job: str) -> str:

@@ -1,94 +1,64 @@
-"""The driver's loop: starts worker groups, routes messages, decides what follows failures, and ends."""
+"""The driver's loop over worker groups: start one, follow it to its end, decide what comes after it, again."""
 
-import copyreg
-import importlib
-import os
-import sys
 import time
-import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
-from raydali.errors import SupersededError, TrainingError, UsageError
-from raydali.host import start_clock
-from raydali.host.cuda_queues import HARDWARE_QUEUES
+import ray
+
+from raydali.errors import SupersededError
 from raydali.host.interrupts import Interrupt
 from raydali.launch import trainer
-from raydali.launch.driver.driver_node import DriverNode
-from raydali.launch.driver.event_router import EventRouter
-from raydali.launch.driver.group_size import GroupSize
+from raydali.launch.channel import Call
+from raydali.launch.driver import hang_detection
+from raydali.launch.driver.endings import driver_error, final_error, resume_hint, silence_ray
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.driver.pending_resources import PendingResources, cluster_snapshot
-from raydali.launch.driver.placement import Cluster, Placement, suffices
+from raydali.launch.driver.placement import Placement
+from raydali.launch.driver.ray_cluster import ConnectedRay
+from raydali.launch.driver.recorder import RunMetrics, RunRecorder, WorkerWarnings
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.launch.driver.run_recorder import RunMetrics, RunRecorder
-from raydali.launch.driver.worker_groups import WorkerGroups
+from raydali.launch.driver.room import GroupSize, Waiting
+from raydali.launch.driver.worker_group import WorkerGroup
 from raydali.launch.job import WorkerTask
-from raydali.launch.options import LaunchOptions
+from raydali.launch.trainer import GroupEnd
 from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
-from raydali.run.events import RunFinished, RunInterrupted, RunStopped
-from raydali.run.find import newest_step
-from raydali.run.folder import RunFolder
-from raydali.run.messages import WorkerError
+from raydali.run import events, messages
 from raydali.text import error_line
-
-if TYPE_CHECKING:
-    from raydali.launch.channel import DriverChannel
-    from raydali.train.weights.matching import MatchedWeights
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 20
 """How long an interrupted driver waits for the workers' last checkpoint; Kubernetes gives 30 s."""
-
-READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
-"""How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
-WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that is about to train.
-
-    Attributes:
-        train, data, samples: see `launcher.Job`.
-        weights: what the model starts from, if not from random weights or a checkpoint.
-        attempt: the id of this driver's attempt, see `run.attempt`.
-    """
-
-    train: Callable[..., None]
-    data: Any
-    samples: int
-    weights: "MatchedWeights | None"
-    options: LaunchOptions
-    placement: Placement
-    cluster: Cluster
-    folder: RunFolder
-    attempt: str
-
-
-def pickle_modules_of_torch() -> None:
-    """Let a job's file import torch at its top.
-
-    A function that uses the global `torch` and has any attribute `classes` or `ops`, as in `config.classes`, is pickled
-    by cloudpickle with the modules `torch.classes` and `torch.ops`, which pickle refuses.
-    """
-    if torch := sys.modules.get("torch"):
-        for module in (torch.classes, torch.ops):
-            copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
+RESIZE_SECONDS = 30.0
+"""Time in which workers save a checkpoint and leave before a resize."""
+LOOK_SECONDS = 10.0
+"""Interval between two looks at whether the nodes that are not left out suffice."""
+REQUEST_SECONDS = 60.0
+"""Interval at which workers that are missing are requested of the autoscaler, which forgets a request after 180 s."""
+ANSWER_SECONDS = 2.0
+"""How long a driver whose run has finished waits until its request is taken back."""
+OWN_NODE_SECONDS = 1.0
+"""Interval between two looks at whether the driver's own node is about to be taken away."""
+DRAINING = "interrupted, since the driver's node is about to be taken away"
 
 
 def train_in_workers(
-    run: Run, console: Console, track: Callable[[Mapping[str, Any]], None], interrupt: Interrupt
+    task: WorkerTask,
+    placement: Placement,
+    cluster: ConnectedRay,
+    console: Console,
+    track: Callable[[Mapping[str, Any]], None],
+    interrupt: Interrupt,
 ) -> None:
     """Train in Ray Train workers until the end; show and record what happens.
 
     Args:
-        run: the job, its folder and its placement.
+        task: what the workers do.
+        placement: how many there are, and what each reserves.
+        cluster: where they run.
         console: shows messages.
         track: takes the record of each epoch.
         interrupt: requests the end of the run.
@@ -98,190 +68,299 @@ def train_in_workers(
         UsageError: a worker found that the options cannot be used.
         KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
-    loop = _DriverLoop(run, console, track, interrupt)
-    failure = None
+    folder, report = task.folder, LiveReport(task.folder, console.warn)
+    recorder = RunRecorder(folder, report, RunMetrics(folder.name), track, console.warn)
+    driver = Driver(task, placement, cluster, console, recorder, interrupt)
+    event: events.Event = events.RunFinished()
+    error: BaseException | None = None
     try:
-        loop.poll_until_end()
+        driver.train()
     except SupersededError:
         raise
-    except Exception as error:  # of Ray, if one of its processes has died on this node
-        failure = driver_error(error, run.folder)
+    except KeyboardInterrupt:
+        event, error = events.RunInterrupted(why=interrupt.why), KeyboardInterrupt(resume_hint(folder))
+    except Exception as stopped:  # if nobody has stopped the run, of Ray: one of its processes has died on this node
+        error = stopped if driver.stop_reason is not None else driver_error(stopped, folder)
+        event = events.RunStopped(error=error_line(error), why=driver.stop_reason)
     finally:
         console.close()
-    loop.end(failure)
+    driver.close(event)
+    if error is not None:
+        raise error
+    if (message := report.beside_published()) is not None:
+        console.print(message)
+    console.print(": ".join(filter(None, ["finished", str(folder), report.last_and_best()])))
 
 
-class _DriverLoop:
-    """Polls everything that the driver watches."""
-
-    def __init__(
-        self, run: Run, console: Console, track: Callable[[Mapping[str, Any]], None], interrupt: Interrupt
-    ) -> None:
-        from raydali.launch.channel import DriverChannel
-        from raydali.launch.driver.deaths import describe_deaths, silence_ray
-
-        silence_ray()
-        pickle_modules_of_torch()
-        self._folder, self._console, self._interrupt = run.folder, console, interrupt
-        self._channel = DriverChannel(f"raydali-{uuid.uuid4().hex}")
-        options, placement, cluster = run.options, run.placement, run.cluster
-        pending = PendingResources(placement, lambda: cluster_snapshot(cluster), console.print, time.monotonic)
-        if cluster.own:
-            pending.stop()  # it was given what its workers need
-        self._report = report = LiveReport(run.folder, console.warn)
-        policy = RestartPolicy(
-            options.max_failures, options.storage_timeout, lambda left_out: suffices(placement, cluster, left_out)
-        )
-        self._groups = WorkerGroups(
-            self._channel,
-            _training(run),
-            {"task": _put_task(run, self._channel)},
-            GroupSize(placement),
-            policy,
-            pending,
-            describe_deaths,
-            options.start_timeout,
-            requester="" if cluster.own else f"raydali-{uuid.uuid4().hex}",
-        )
-        watch = HangWatch(options.hang_timeout, start_timeout=options.start_timeout)
-        recorder = RunRecorder(run.folder, report, RunMetrics(run.folder.name), track, console.warn)
-        self._router = EventRouter(self._channel, self._groups, watch, recorder, console)
-        # The check is the first: without its processes, calls of Ray may end this process.
-        self._polls = [
-            cluster.check,
-            self._router.dispatch,
-            pending.poll,
-            report.poll,
-            DriverNode(interrupt.request).poll,
-        ]
-
-    def poll_until_end(self) -> None:
-        """Return once training is over, or must not be started again.
-
-        Raises:
-            KeyboardInterrupt: the run was interrupted.
-        """
-        groups, interrupt = self._groups, self._interrupt
-        while not (groups.finished or groups.stop_reason or interrupt.requested()):
-            for poll in self._polls:
-                poll()
-            groups.wait(POLL_SECONDS)
-        self._router.dispatch()
-        if interrupt.requested() and not groups.finished:
-            if groups.training:
-                self._wait_for_checkpoint()
-            self._router.close(RunInterrupted(why=interrupt.why))
-            raise KeyboardInterrupt(resume_hint(self._folder))
-
-    def _wait_for_checkpoint(self) -> None:
-        self._console.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
-        self._groups.stop()
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while not (self._groups.has_left or self._interrupt.again() or self._groups.wait(POLL_SECONDS / 4)):
-            if time.monotonic() > deadline:
-                self._console.warn(
-                    f"the workers did not save a checkpoint within {LEAVE_SECONDS} s: they end without it"
-                )
-                return
-            self._router.dispatch()
-        self._router.dispatch()
-
-    def end(self, error: Exception | None) -> None:
-        """Record the end. Workers that still run end with this process's Ray.
-
-        Args:
-            error: with which the driver failed.
-
-        Raises:
-            TrainingError, UsageError: see `train_in_workers`.
-        """
-        groups = self._groups
-        if error is None and groups.stop_reason is not None:
-            error = final_error(groups.errors, groups.failure, groups.stop_reason)
-        if error is not None:
-            self._router.close(RunStopped(error=error_line(error), why=groups.stop_reason))
-            raise error
-        self._router.close(RunFinished())
-        if (said := self._report.beside_published()) is not None:
-            self._console.print(said)
-        self._console.print(": ".join(filter(None, ["finished", str(self._folder), self._report.last_and_best()])))
-
-
-def _put_task(run: Run, channel: "DriverChannel") -> Any:  # noqa: ANN401 (a reference)
-    """Put the workers' task into Ray's object store."""
-    import ray
-
-    task = WorkerTask(
-        train=run.train,
-        data=ray.put(run.data),
-        samples=run.samples,
-        weights=ray.put(run.weights),
-        options=run.options,
-        folder=run.folder,
-        attempt=run.attempt,
-        marks=start_clock.marks(),
-        channel=channel,
-    )
-    return ray.put(task)
-
-
-def _training(run: Run) -> trainer.Training:
-    """Return what Ray Train needs to know."""
-    placement = run.placement
-    # Ray Train would pass its own ones on, too: then the workers would get no process that was started for them.
-    of_ray_train = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
-    polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(placement.reachable):g}"}
-    return trainer.Training(
-        name=run.folder.name,
-        gpu=placement.gpu,
-        cpus=placement.cpus,
-        timeout=run.options.group_timeout,
-        worker_variables={**polls, **of_ray_train, **WORKER_ENVIRONMENT},
-        settings={name: value for name, value in os.environ.items() if name.startswith(READ_BY_RAY_TRAIN)},
-    )
-
-
-def health_check_seconds(workers: int) -> float:
-    """Return the interval at which Ray Train's controller polls all workers: at most 400 workers a second."""
-    return max(0.25, workers / 400)
-
-
-def resume_hint(folder: RunFolder) -> str:
-    """Describe what an interrupted run can be resumed from."""
-    with suppress(OSError):
-        if newest_step(folder) is None:
-            return (
-                "interrupted before the first checkpoint, so nothing is saved: the same command starts from the "
-                "beginning"
-            )
-    return f"interrupted: the same command with --name {folder.name} resumes it"
-
-
-def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
-    """Return the error of a run whose driver failed: Ray died on its node, or a poll raised an unexpected exception."""
-    from ray.exceptions import RayError
-
-    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": .")
-    if isinstance(error, RayError | ChildProcessError):
-        what = f"Ray failed on the driver's node ({text})"
-    else:
-        frame = [each for each in traceback.extract_tb(error.__traceback__) if "raydali" in each.filename][-1]
-        what = f"the driver failed ({text}, {Path(frame.filename).name}:{frame.lineno})"
-    return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
-
-
-def final_error(errors: Sequence[WorkerError], failure: str, stop_reason: str) -> Exception:
-    """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
+class Driver:
+    """The loop, and everything that the driver watches meanwhile.
 
     Args:
-        errors: see `WorkerGroups`, as the next two.
-        failure: the end of the last worker group, as Ray Train describes it.
-        stop_reason: why the run must end.
+        task, placement, cluster, console, interrupt: see `train_in_workers`.
+        recorder: records events and epochs.
+
+    Attributes:
+        stop_reason: why no further group may start; None while the run may go on.
     """
-    if not errors:
-        return TrainingError(f"{failure} ({stop_reason})")
-    first = errors[0]
-    if first.usage:
-        return UsageError(first.error)
-    reason = "" if first.final else f" ({stop_reason})"
-    return TrainingError(f"{first.traceback}rank {first.rank}: {first.error}{reason}")
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        placement: Placement,
+        cluster: ConnectedRay,
+        console: Console,
+        recorder: RunRecorder,
+        interrupt: Interrupt,
+    ) -> None:
+        silence_ray()
+        self.stop_reason: str | None = None
+        self._options, self._placement, self._cluster = task.options, placement, cluster
+        self._console, self._recorder, self._interrupt = console, recorder, interrupt
+        self._channel, self._task = task.channel, ray.put(task)
+        resources = {"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {})
+        facts = task.folder.name, resources, placement.reachable, task.options.group_timeout
+        self._training = trainer.Training.of(*facts)
+        self._size = GroupSize(placement, cluster.look)
+        self._policy = RestartPolicy(task.options.max_failures, task.options.storage_timeout, self._suffices)
+        self._waiting = self._new_wait()
+        self._waiting.is_over = cluster.own  # it has what its workers need
+        self._warnings = WorkerWarnings()
+        self._began = time.time()
+        self._group: WorkerGroup | None = None
+        self._groups = self._step = 0
+        self._start_at = self._look_at = self._request_at = self._own_node_at = 0.0
+        self._requester = f"raydali-{uuid.uuid4().hex}" if placement.is_elastic and not cluster.own else ""
+
+    def train(self) -> None:
+        """Train one worker group after the other, and return once training is over.
+
+        Raises:
+            TrainingError, UsageError: no further group may start.
+            KeyboardInterrupt: the end of the run was requested, and workers that trained have left.
+            RayError: the process of the channel has died.
+        """
+        try:
+            while True:
+                self._group = group = self._start(self._wait_for_room())
+                end = self._follow(group)
+                if end == "finished":
+                    break
+                self._decide(group, end)
+        except KeyboardInterrupt:
+            self._leave()
+            raise
+        self._request_at = 0.0
+        if (request := self._request(0)) is not None:
+            request.has_returned(ANSWER_SECONDS)
+
+    def close(self, end: events.Event) -> None:
+        """Record how the driver ends, as the last event. Workers that still run end with this process's Ray."""
+        self._show_warnings(at_end=True)
+        self._recorder.event(end, time.time())
+
+    def _wait_for_room(self) -> int:
+        """Wait until the next group may start, and return its size."""
+        while True:
+            if time.monotonic() >= self._start_at:
+                workers = self._size.of_next(self._policy.left_out)
+                if workers is not None:
+                    return workers
+                self._request(self._placement.reachable)
+            self._tick()
+            time.sleep(POLL_SECONDS)
+
+    def _start(self, workers: int) -> WorkerGroup:
+        missing = self._size.missing(workers)
+        if missing:
+            self._take(messages.Placed(workers, workers + missing), time.time())
+        self._request_at = 0.0
+        self._request(missing)
+        self._groups += 1
+        number, seconds = str(self._groups), self._size.placement_seconds(workers)
+        task = {"task": self._task, "group": number}
+        return WorkerGroup(
+            number=number,
+            workers=workers,
+            end=self._channel.call(trainer.fit, self._training, task, workers, self._policy.left_out, seconds),
+            watch=HangWatch(workers, self._options.hang_timeout, self._options.start_timeout),
+        )
+
+    def _follow(self, group: WorkerGroup) -> GroupEnd:
+        """Return how a group ended.
+
+        Raises:
+            TrainingError, UsageError: a worker has reported an error that would recur.
+        """
+        while not group.end.has_returned(POLL_SECONDS):
+            began = time.monotonic()
+            self._tick()
+            if any(error.final for error in group.errors):
+                break
+            self._grow(group)
+            if time.monotonic() - began < messages.HEARTBEAT_SECONDS:  # or newer heartbeats wait: the storage is slow
+                self._end_hangs(group)
+        self._take_messages()  # those that its workers have sent before its end
+        if any(error.final for error in group.errors):
+            self._stop(group, "", "it would recur")
+        return group.end.result()
+
+    def _decide(self, group: WorkerGroup, end: GroupEnd) -> None:
+        """Decide what follows the early end of a group.
+
+        Raises:
+            TrainingError, UsageError: no further group may start.
+        """
+        group.is_training = False
+        self._size.ended(placed=end != "not placed")
+        pause, why = 0.0, None
+        event: events.GroupEnded
+        if group.resize_to is not None:
+            self._channel.notify(None)
+            event = events.Resize(workers=group.resize_to)
+        elif isinstance(end, events.Failure):
+            if end.killed:  # the others only report that these are gone
+                group.errors.clear()
+            failure = replace(group.described(end, self._options.start_timeout), step=self._step)
+            decision = self._policy.failed(failure, group.errors)
+            pause, why = decision.pause, decision.stop_reason
+            left_out = [node_id[:8] for node_id in decision.leave_out]
+            event = end = replace(failure, pause=pause, cause=decision.cause, left_out=left_out)
+        elif isinstance(end, events.Preemption):
+            event = end if end.killed is None else replace(end, places=group.places_of(end.ranks))
+        else:  # it was not placed, so the wait for its places goes on
+            return
+        self._start_at, self._request_at = time.monotonic() + pause, 0.0
+        self._waiting = self._new_wait(pause)
+        self._take(event, time.time())
+        if isinstance(end, events.Failure) and why is not None:
+            self._stop(group, end.error, why)
+
+    def _stop(self, group: WorkerGroup, failure: str, why: str) -> NoReturn:
+        self.stop_reason = why
+        raise final_error(group.errors, failure, why)
+
+    def _leave(self) -> None:
+        """Let workers that train save a checkpoint and leave."""
+        group = self._group
+        if group is None or not group.is_training:
+            return
+        self._console.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
+        self._channel.notify("stop")
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not (group.has_left or self._interrupt.again() or group.end.has_returned(POLL_SECONDS / 4)):
+            if time.monotonic() > deadline:
+                late = f"the workers did not save a checkpoint within {LEAVE_SECONDS} s: they end without it"
+                self._console.warn(late)
+                return
+            self._take_messages()
+        self._take_messages()
+
+    def _tick(self) -> None:
+        """Watch what may happen at any time.
+
+        Raises:
+            KeyboardInterrupt: the end of the run was requested.
+        """
+        self._cluster.check()  # first: without its processes, calls of Ray may end this process
+        self._take_messages()
+        self._take_nodes_back()
+        self._waiting.poll()
+        self._recorder.poll()
+        self._watch_own_node()
+        self._show_warnings()
+        if self._interrupt.requested():
+            raise KeyboardInterrupt
+
+    def _take_messages(self) -> None:
+        for arrived, message in self._channel.empty():
+            self._take(message, arrived)
+
+    def _take(self, message: messages.Message, arrived: float) -> None:
+        """Pass a message on by its type, and show and record it; ignore those of groups that have ended."""
+        if self._group is not None:
+            if isinstance(message, messages.WorkerMessage) and message.group != self._group.number:
+                return
+            self._group.take(message)
+        match message:
+            case messages.ForwardedWarning():
+                self._warnings.add(message)
+            case messages.Progress():
+                self._step = message.step
+            case messages.EpochEnded(record):
+                self._recorder.epoch(record)
+            case events.Started():
+                self._size.started()
+                self._policy.group_started(message.step)
+                self._waiting.is_over = True
+            case events.Quarantined():
+                self._policy.made_progress()
+        if isinstance(message, events.Event):
+            message = replace(message, seconds=round(arrived - self._began, 3))
+            self._recorder.event(message, arrived)
+        self._console.show(message)
+
+    def _show_warnings(self, *, at_end: bool = False) -> None:
+        for line in self._warnings.lines(at_end=at_end):
+            self._console.warn(line)
+
+    def _new_wait(self, pause: float = 0.0) -> Waiting:
+        return Waiting(self._placement, self._cluster.look, trainer.has_places, self._console.print, pause)
+
+    def _suffices(self, left_out: Collection[str]) -> bool:
+        asked = self._placement
+        return self._cluster.look().reachable(asked.cpus, asked.gpu, left_out) >= asked.minimum
+
+    def _take_nodes_back(self) -> None:
+        """Use the nodes again that were left out, if the others do not suffice by now.
+
+        Workers that wait for their places are looked at every few seconds: Ray hears of a lost node later.
+        """
+        is_training = self._group is not None and self._group.is_training
+        if not is_training and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            if self._policy.take_back():
+                self._console.print("the other nodes do not suffice any more: those that were left out are used again")
+
+    def _watch_own_node(self) -> None:
+        """Interrupt the run if this node is draining: Ray Train only reacts to nodes that have ranks.
+
+        When Kubernetes evicts a head without ranks, all steps since the newest checkpoint would be lost.
+        """
+        if time.monotonic() < self._own_node_at:
+            return
+        self._own_node_at = time.monotonic() + OWN_NODE_SECONDS
+        with suppress(Exception):  # Ray does not answer: the next look asks again
+            if ray.get_runtime_context().get_node_id() in ray._private.state.state.get_draining_nodes():
+                self._interrupt.request(DRAINING)
+
+    def _request(self, workers: int) -> "Call[None] | None":
+        """Request nodes of the autoscaler for workers that no group has, at times."""
+        if not self._requester or time.monotonic() < self._request_at:
+            return None
+        self._request_at = time.monotonic() + REQUEST_SECONDS
+        facts = self._training, self._requester, workers, self._policy.left_out
+        return self._channel.call(trainer.request_workers, *facts)
+
+    def _grow(self, group: WorkerGroup) -> None:
+        """Let a group that trains leave for a larger one, if there is room; end it if it does not leave in time."""
+        if time.monotonic() > group.leave_until:
+            trainer.remove_places()
+            group.leave_until = float("inf")
+        if group.is_training and group.resize_to is None:
+            self._request(self._size.missing(group.workers))
+            group.resize_to = self._size.of_larger(group.workers, self._policy.left_out)
+            if group.resize_to is not None:
+                self._channel.notify("resize")
+                group.leave_until = time.monotonic() + RESIZE_SECONDS
+
+    def _end_hangs(self, group: WorkerGroup) -> None:
+        """End a group that is not ready in time, and processes that hold it up."""
+        if self._waiting.is_over:
+            group.watch.group_placed()
+        if group.watch.is_late():
+            group.is_late = True
+            trainer.remove_places()
+        elif stuck := group.watch.stuck():
+            group.hung |= {(each.node_id, each.pid) for each in stuck}
+            hang_detection.kill(stuck)  # before the storage is written to, which may take long
+            self._take(events.Hang(starting=not group.is_training, ranks=stuck), time.time())

@@ -1,34 +1,23 @@
 """Run a function on nodes of the connected cluster, where some may not answer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Answer(Generic[T]):
-    """The answer of a node.
-
-    Attributes:
-        result: what the function has returned; None without an answer.
-        error: why there is none; empty if there is one.
-    """
-
-    result: T | None = None
-    error: str = ""
-
-
 def call_on_nodes(
     function: Callable[..., T], calls: Sequence[tuple[str, tuple[object, ...]]], seconds: float
-) -> list[Answer[T]]:
+) -> list[T | Exception]:
     """Call a function on nodes at the same time. It is ended where it takes longer.
 
     Args:
         function: can be imported on the nodes, or be pickled by value.
         calls: the id of a node, and the arguments there, for each call.
         seconds: the limit for all of them.
+
+    Returns:
+        What the function has returned, or why there is no answer, for each call.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -39,11 +28,11 @@ def call_on_nodes(
         for node, arguments in calls
     ]
     ray.wait(references, num_returns=len(references), timeout=seconds)
-    answers = []
+    answers: list[T | Exception] = []
     for reference in references:
         try:
-            answers.append(Answer(ray.get(reference, timeout=0)))
+            answers.append(ray.get(reference, timeout=0))
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
             ray.cancel(reference, force=True)
-            answers.append(Answer(error=str(error) or type(error).__name__))
+            answers.append(error)
     return answers

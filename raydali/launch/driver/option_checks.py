@@ -1,5 +1,6 @@
 """Options that do not fit together, or not the cluster: an error for what cannot be used, a warning for the rest."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -14,8 +15,9 @@ from raydali.errors import UsageError
 from raydali.extras import default_loader, require_dali, require_extra
 from raydali.host.cpu_times import usable_cores
 from raydali.launch.defaults import HIGH_AMPLIFICATION, Facts, amplification
-from raydali.launch.driver.placement import Cluster, Placement
-from raydali.launch.driver.ray_cluster import check_own_ray
+from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.own_ray import cpus_for
+from raydali.launch.driver.placement import Placement
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 
@@ -40,7 +42,8 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
         UsageError: names the values that do not fit together, and the remedy.
     """
     if placement is None:
-        check_own_ray(options)
+        if not os.environ.get("RAY_ADDRESS"):
+            cpus_for(options)  # before anything is started or written
         workers = options.worker_range[1] if options.worker_range else 1
     else:
         workers = placement.maximum
@@ -63,7 +66,13 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
 
 
 def warnings_of(
-    options: LaunchOptions, placement: Placement, cluster: Cluster, samples: int, labels: NDArray[np.int64] | None
+    options: LaunchOptions,
+    placement: Placement,
+    cluster: Cluster,
+    samples: int,
+    labels: NDArray[np.int64] | None,
+    *,
+    own: bool,
 ) -> Iterator[str]:
     """Yield what makes a run slow or fragile, whose global batch size is known."""
     assert options.global_batch_size is not None
@@ -78,7 +87,7 @@ def warnings_of(
         )
     if warning := window_warning(options, samples, labels):
         yield warning
-    if cluster.own and workers * placement.cpus > cores:
+    if own and workers * placement.cpus > cores:
         yield (
             f"{plural(workers, 'worker')} of {placement} share {plural(cores, 'core')}, which makes them slow: "
             "lower --workers or --cpus-per-worker"

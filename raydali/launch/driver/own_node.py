@@ -3,41 +3,39 @@
 import random
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray._raylet import persist_port  # type: ignore[attr-defined]
 
 from raydali.launch import process_server
 
-_PORTS = "gcs_server_port", "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
+_PORTS = "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
 _AGENT_PORT = "dashboard_agent_listen_port"
-REGISTER_SECONDS = 0.1
-"""Time for a raylet that listens to be registered, because a question before that takes a second."""
+WARN_SECONDS = 20.0
+"""Interval between two warnings that Ray is still starting."""
 
 
 class OwnNode(Node):
-    """The head of a Ray of one node.
-
-    Ray gives its raylet 30 s to start, and the raylet gives its agents, Python processes, 15 s each to report their
-    ports, then exits. A busy machine needs longer. So the raylet is given the ports of its agents.
+    """The head of a Ray of one node. Its raylet is given the ports of its agents, so that it does not wait for them.
 
     Args:
         folder: for its files.
         cpus: CPUs that it declares.
-        deadline: until when it must have started, as a time of the monotonic clock.
+        seconds: within which its raylet must have started.
+        warn: takes a warning that the start takes long.
 
     Raises:
         ChildProcessError: one of its processes has ended.
         TimeoutError: it has not started in time.
     """
 
-    def __init__(self, folder: str, cpus: int, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, folder: str, cpus: int, seconds: float, warn: Callable[[str], None]) -> None:
+        self._seconds, self._warn = seconds, warn
         *ports, self._agent_port = free_ports(len(_PORTS) + 1)
         given: dict[str, Any] = dict(zip(_PORTS, ports, strict=True))
         params = RayParams(
@@ -64,46 +62,24 @@ class OwnNode(Node):
     def start_api_server(self, **_: object) -> None:
         """Do nothing: without a dashboard, it would only report usage statistics."""
 
-    def start_gcs_server(self) -> None:
-        """Start Ray's server, and wait until it listens; Ray would try again after a second."""
-        super().start_gcs_server()  # type: ignore[no-untyped-call]
-        host, _, port = self.gcs_address.rpartition(":")
-        while not _listens(host.strip("[]"), int(port)):
-            self._wait("gcs_server")
-
     def start_raylet(self, *arguments: Any, **options: Any) -> None:
-        """Start the raylet; it has no option for the port of this agent alone."""
+        """Start the raylet, and wait until it listens: Ray would wait for 30 s only.
+
+        It has no option for the port of this agent alone.
+        """
         folder = self.get_session_dir_path()  # type: ignore[no-untyped-call]
         persist_port(folder, self.node_id, _AGENT_PORT, self._agent_port)
         super().start_raylet(*arguments, **options)
-
-    def start_ray_processes(self) -> None:
-        """Start the raylet, and wait until Ray's server knows it, for longer than Ray."""
-        super().start_ray_processes()  # type: ignore[no-untyped-call]
+        began = warned = time.monotonic()
         while not Path(self.raylet_socket_name).exists():
-            self._wait("raylet")
-        time.sleep(REGISTER_SECONDS)
-        while True:
-            try:
-                services.get_node(self.gcs_address, self.node_id)
-                return
-            except RuntimeError:
-                self._wait("raylet")
-
-    def _wait(self, name: str) -> None:
-        try:
             self.check()
-        except ChildProcessError as error:
-            raise ChildProcessError(f"its {name} has ended") from error
-        if time.monotonic() > self._deadline:
-            raise TimeoutError(f"its {name} did not start in time")
-        time.sleep(0.01)
-
-
-def _listens(host: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((host, port), 1.0):
-        return True
-    return False
+            now = time.monotonic()
+            if now - began > self._seconds:
+                raise TimeoutError("its raylet did not start in time")
+            if now - warned > WARN_SECONDS:
+                warned = now
+                self._warn(f"Ray has not started after {now - began:.0f} s, and may need up to {self._seconds:.0f} s")
+            time.sleep(0.01)
 
 
 def free_ports(number: int) -> list[int]:

@@ -1,12 +1,11 @@
 """Resolve the requested workers against the cluster and what its autoscaler could add, or refuse them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from raydali.errors import UsageError
-from raydali.launch.driver.autoscaler import NO_GROWTH, AutoscalerCapacity, fitting
+from raydali.launch.driver.capacity import Cluster
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 
@@ -36,51 +35,6 @@ class Placement:
 
     def __str__(self) -> str:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A Ray cluster: CPUs and GPUs of each node, and what its autoscaler could add.
-
-    Attributes:
-        own: whether we started it.
-        autoscaler: the autoscaler's configuration; None without one.
-        check: raises a ChildProcessError if a process of a Ray of our own has ended.
-    """
-
-    nodes: tuple[tuple[float, float], ...]
-    own: bool
-    growth: AutoscalerCapacity = NO_GROWTH
-    autoscaler: Mapping[str, Any] | None = None
-    check: Callable[[], None] = lambda: None
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all nodes."""
-        return int(sum(gpus for _, gpus in self.nodes))
-
-    @property
-    def gpus_at_most(self) -> int:
-        """GPUs of all nodes, with those that the autoscaler could add."""
-        return self.gpus + self.growth.gpus
-
-    @property
-    def kinds(self) -> list[tuple[float, float]]:
-        """CPUs and GPUs of every present node, and of each group that may grow."""
-        return [*self.nodes, *((group.cpus, group.gpus) for group in self.growth.groups)]
-
-    def fitting(self, cpus: int, gpu: bool) -> int:
-        """Return how many workers of `cpus` CPUs, and with `gpu` one GPU, the nodes hold when idle."""
-        return sum(fitting(c, g, cpus, gpu) for c, g in self.nodes)
-
-    def reachable(self, cpus: int, gpu: bool) -> int:
-        """Return the same with all that the autoscaler could add."""
-        return self.fitting(cpus, gpu) + self.growth.fitting(cpus, gpu)
-
-    def __str__(self) -> str:
-        cpus = sum(cpus for cpus, _ in self.nodes)
-        now = f"{plural(len(self.nodes), 'node')}, {plural(cpus, 'CPU')}, {plural(self.gpus, 'GPU')}"
-        return "; ".join(filter(None, (now, str(self.growth))))
 
 
 def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
@@ -137,13 +91,3 @@ def _nearest(asked: Placement, cluster: Cluster) -> Iterator[str]:
         yield f"--cpus-per-worker {enough[0]}"
     elif asked.reachable <= 0:
         yield from islice((f"--workers {n}{most} --cpus-per-worker {cpus}" for cpus, n in fewer if n > 0), 1)
-
-
-def suffices(placement: Placement, cluster: Cluster, left_out: Collection[str]) -> bool:
-    """Return whether the cluster, with what its autoscaler could add, holds the workers without these nodes."""
-    import ray
-
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
-    shape = placement.cpus, placement.gpu
-    have = sum(fitting(each.get("CPU", 0.0), each.get("GPU", 0.0), *shape) for each in alive)
-    return have + cluster.growth.fitting(*shape) >= placement.minimum

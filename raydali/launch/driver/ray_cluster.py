@@ -4,28 +4,24 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shlex
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
-from raydali.errors import StartError, SupersededError, UsageError
-from raydali.host.cpu_times import usable_cores
+from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch import process_server
-from raydali.launch.driver.autoscaler import UNKNOWN, growth_of, present_groups, read_config
-from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS, Cluster
-from raydali.launch.driver.ray_start import own_ray, set_environment, tidy
+from raydali.launch.driver.autoscaler import read_growth
+from raydali.launch.driver.capacity import NO_GROWTH, Cluster, connected_cluster
+from raydali.launch.driver.own_ray import cpus_for, own_ray
 from raydali.launch.options import LaunchOptions
-from raydali.text import error_line, plural
+from raydali.text import error_line
 
-WORKERS_PER_CORE = 8
-"""CPU workers per core that a Ray of our own accepts, for trying larger world sizes."""
 ANSWER_SECONDS = 5.0
 """Time limit of a TCP connection to the address of a Ray that runs; Ray would wait minutes for an answer."""
 COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
@@ -33,25 +29,27 @@ COMPATIBLE = {"env_vars", "working_dir", "py_modules", "excludes", "config"}
 PYTHON_OF_RAYLET = r"tr '\0' '\n' </proc/$PPID/cmdline | sed -n 's/^--python_worker_command=\([^ ]*\) .*/\1/p'"
 
 
-def check_own_ray(options: LaunchOptions) -> None:
-    """Refuse more workers than a Ray of our own accepts, before anything is started or written.
+@dataclass(frozen=True)
+class ConnectedRay:
+    """The Ray that this process is connected to.
 
-    Raises:
-        UsageError: names both figures.
+    Attributes:
+        look: returns the present state of the cluster.
+        own: whether we started it.
+        check: raises a ChildProcessError if a process of a Ray of our own has ended.
     """
-    if not os.environ.get("RAY_ADDRESS"):
-        _own_cpus(options)
+
+    look: Callable[[], Cluster]
+    own: bool = False
+    check: Callable[[], None] = lambda: None
 
 
 @contextmanager
-def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Cluster]:
+def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[ConnectedRay]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
     From then on SIGINT, even if a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
     KeyboardInterrupt.
-
-    Our own requires a random token of its clients, keeps its files in a short folder that is removed with it, and does
-    not touch the home folder. Folders of earlier ones that failed are removed after a week.
 
     Args:
         options: give the number of workers.
@@ -64,33 +62,21 @@ def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[Clu
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # see compile_cache.enter_working_folder
-    if os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
-        with _joined() as cluster:
-            yield cluster
-        return
-    cpus = _own_cpus(options)
-    if "ray" not in sys.modules:
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    set_environment()
-    tidy()
-    folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
-    keep_logs = False
-    try:
-        with own_ray(folder, cpus, warn) as check:
+    if not os.environ.get("RAY_ADDRESS"):
+        with own_ray(cpus_for(options), warn) as check:
             raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
-            yield Cluster(_nodes(), own=True, check=check)
-    except (UsageError, SupersededError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        if not isinstance(error, StartError):
-            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
-        keep_logs = True
-        raise
+            yield ConnectedRay(partial(connected_cluster, lambda _: NO_GROWTH), own=True, check=check)
+        return
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for its dashboard, which a Ray of our own lacks
+    import ray
+
+    with answering_ray():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=_environment_of_job())
+    raise_on_signals()
+    try:
+        yield ConnectedRay(partial(connected_cluster, read_growth()))
     finally:
-        if not keep_logs:
-            shutil.rmtree(folder, ignore_errors=True)
+        ray.shutdown()
 
 
 @contextmanager
@@ -116,31 +102,6 @@ def answering_ray() -> Iterator[None]:
         ) from error
 
 
-def _own_cpus(options: LaunchOptions) -> int:
-    cores = usable_cores()
-    workers = options.worker_range[1] if options.worker_range else DEFAULT_CPU_WORKERS
-    cpus = options.cpus_per_worker or 1
-    if workers * cpus > WORKERS_PER_CORE * cores:
-        raise UsageError(
-            f"{plural(workers, 'worker')} of {plural(cpus, 'CPU')} each need more than this machine's limit of "
-            f"{WORKERS_PER_CORE * cores} CPUs, for {plural(cores, 'core')}: lower --workers or --cpus-per-worker"
-        )
-    return max(cores, workers * cpus)
-
-
-@contextmanager
-def _joined() -> Iterator[Cluster]:
-    import ray
-
-    with answering_ray():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=_environment_of_job())
-    raise_on_signals()  # now, since Ray's start takes SIGTERM to print its stack
-    try:
-        yield _cluster()
-    finally:
-        ray.shutdown()
-
-
 def _environment_of_job() -> dict[str, str]:
     """Return a runtime environment in which the processes of this job are forks of a server on each node.
 
@@ -154,23 +115,3 @@ def _environment_of_job() -> dict[str, str]:
     shared = hashlib.sha256(json.dumps(job.get("env_vars"), sort_keys=True).encode()).hexdigest()[:8]
     python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
     return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {file} {shared} || echo $p)"}
-
-
-def _cluster() -> Cluster:
-    import ray
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    try:
-        config = read_config()
-    except LookupError:
-        return Cluster(_nodes(), own=False, growth=UNKNOWN)
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    present = present_groups([*status.active_nodes, *status.idle_nodes])
-    return Cluster(_nodes(), own=False, growth=growth_of(config, present), autoscaler=config)
-
-
-def _nodes() -> tuple[tuple[float, float], ...]:
-    import ray
-
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return tuple((each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in resources)

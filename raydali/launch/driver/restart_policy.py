@@ -60,15 +60,13 @@ class RestartPolicy:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit, self._storage_timeout, self._suffices, self._now = limit, storage_timeout, suffices, now
-        self._start = 0
+        self._start = self._without_progress = self._outages = 0
         self._has_trained = False
-        self._without_progress = 0
-        self._losses, self._lost_at = 0, -1
+        self._away_since = 0.0
         self._error: tuple[str, int] | None = None
         self._same = 0
         self._error_nodes: set[str] = set()
         self._last_nodes: set[str] = set()
-        self._outages, self._away_since = 0, 0.0
         self.left_out: tuple[str, ...] = ()
 
     def group_started(self, step: int) -> None:
@@ -101,8 +99,7 @@ class RestartPolicy:
         return True
 
     def _judge(self, failure: Failure, errors: Sequence[WorkerError]) -> Decision:
-        is_silent = failure.killed or failure.starting
-        error = None if is_silent or not errors else errors[0]
+        error = errors[0] if errors and not (failure.killed or failure.starting) else None
         if error is not None and error.storage:
             return self._outage()
         if error is not None and error.node_fault:
@@ -113,13 +110,17 @@ class RestartPolicy:
         self._without_progress += 1
         nodes = {failure.places[rank][0] for rank in failure.killed if rank in failure.places}
         if error is not None:
-            alike = [each for each in errors if _text(each) == _text(error)]
-            nodes = {each.node_id for each in alike if each.node_id}
+            nodes = {each.node_id for each in errors if _text(each) == _text(error) and each.node_id}
             if why := self._recurs(error, nodes):
                 return Decision(stop_reason=why)
-        suspects, self._last_nodes = tuple(sorted(nodes & self._last_nodes)), nodes
-        if 0 <= self._limit < self._without_progress:
-            return Decision(stop_reason=self._too_many())
+        suspects, self._last_nodes = tuple(nodes & self._last_nodes), nodes
+        if self._limit == 0:
+            return Decision(stop_reason="--max-failures is 0")
+        if 0 < self._limit < self._without_progress:
+            return Decision(
+                stop_reason=f"{self._without_progress} failures in a row without a checkpoint after step "
+                f"{self._start}: --max-failures is {self._limit}"
+            )
         leave_out = suspects if len(nodes) == 1 and self._can_leave_out(suspects) else ()
         return Decision(pause=_nth(PAUSES, self._without_progress), leave_out=leave_out)
 
@@ -129,37 +130,26 @@ class RestartPolicy:
         self._outages += 1
         away = self._now() - self._away_since
         if 0 < self._storage_timeout <= away:
-            return Decision(
-                stop_reason=f"the storage has not answered for {away:.0f} s: --storage-timeout is "
-                f"{self._storage_timeout:g}"
-            )
+            why = f"the storage has not answered for {away:.0f} s: --storage-timeout is {self._storage_timeout:g}"
+            return Decision(stop_reason=why)
         return Decision(pause=_nth(STORAGE_PAUSES, self._outages), cause="storage")
 
     def _recurs(self, error: WorkerError, nodes: set[str]) -> str | None:
         """Return why an error would recur; None if it may not, or if a single node may be at fault."""
-        same = _text(error), error.step
-        if same != self._error:
-            self._error, self._same, self._error_nodes = same, 0, set()
+        if (_text(error), error.step) != self._error:
+            self._error, self._same, self._error_nodes = (_text(error), error.step), 0, set()
         self._same += 1
         self._error_nodes |= nodes
         starts_again = error.step == 0 and self._has_trained
         if self._same < (SAME_START_ERROR if starts_again else SAME_ERROR):
             return None
-        if len(self._error_nodes) == 1 and self._can_leave_out(tuple(nodes)):
+        if len(self._error_nodes) == 1 and self._can_leave_out(nodes):
             return None
         return f"the same error occurred {self._same} times in a row after step {error.step}, and would recur"
 
     def _can_leave_out(self, nodes: Collection[str]) -> bool:
         new = set(nodes) - set(self.left_out)
         return bool(new) and self._suffices({*self.left_out, *new})
-
-    def _too_many(self) -> str:
-        if self._limit == 0:
-            return "--max-failures is 0"
-        return (
-            f"{self._without_progress} failures in a row without a checkpoint after step {self._start}: "
-            f"--max-failures is {self._limit}"
-        )
 
 
 def _text(error: WorkerError) -> str:

@@ -54,19 +54,6 @@ def read_starting_weights(
     return weights.sha256, None if resumes else weights
 
 
-def match_starting_weights(
-    weights: "Weights", build: "Callable[[int], nn.Module]", classes: Sequence[str]
-) -> "MatchedWeights":
-    """Select the weights that fit the job's model; its head is new if the classes differ.
-
-    Raises:
-        UsageError: too few of them fit.
-    """
-    from raydali.train.weights.matching import match
-
-    return match(weights, build, len(classes), classes)
-
-
 def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", classes: Sequence[str]) -> None:
     """Check that `--freeze` leaves some parameters of the job's model to train.
 
@@ -110,10 +97,10 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
     silent = list[str]()
     for node, answer in zip(nodes, answers, strict=True):
         name = f"{node['NodeID'][:8]} at {node['NodeManagerAddress']}"
-        if answer.error:
+        if isinstance(answer, Exception):
             silent.append(name)
-        elif answer.result:
-            why = error_line(answer.result)[:60]
+        elif answer:
+            why = error_line(answer)[:60]
             raise UsageError(
                 f"--model {model} cannot be imported on node {name} ({why}): install {before} "
                 "there, or send it with ray job submit --working-dir"

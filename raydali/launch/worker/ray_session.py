@@ -3,6 +3,7 @@
 import time
 import traceback
 from dataclasses import replace
+from typing import Any
 
 import ray
 import ray.train
@@ -141,11 +142,15 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
-def run_worker(config: dict[str, "ray.ObjectRef[WorkerTask]"]) -> None:
-    """Run the job's training function in a Ray Train worker. Report an error to the driver before raising it."""
-    task, context = ray.get(config["task"]), ray.get_runtime_context()
-    channel, options = task.channel, task.options
-    rank, group = ray.train.get_context().get_world_rank(), str(context.get_placement_group_id())
+def run_worker(config: dict[str, Any]) -> None:
+    """Run the job's training function in a Ray Train worker. Report an error to the driver before raising it.
+
+    Args:
+        config: the reference to the WorkerTask as "task", and the number of the worker group as "group".
+    """
+    task: WorkerTask = ray.get(config["task"])
+    channel, options, group = task.channel, task.options, config["group"]
+    rank, context = ray.train.get_context().get_world_rank(), ray.get_runtime_context()
     session: RaySession | None = None
     heartbeat = HeartbeatThread(  # the start of the session may hang, too
         channel.post,

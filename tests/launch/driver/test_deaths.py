@@ -50,7 +50,7 @@ def killed_by(number: int) -> tuple[tuple[str, int], str]:
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "crashed: SIGSEGV")])
 def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], number: int, said: str) -> None:
-    from raydali.launch.driver.deaths import describe_deaths
+    from raydali.launch.driver.endings import describe_deaths
 
     place, error = killed_by(number)
     text = describe_deaths([3], {3: place}, error)
@@ -61,7 +61,7 @@ def test_rank_node_process_and_signal_are_said_on_one_line(cluster: list[str], n
 @pytest.mark.usefixtures("cluster")
 def test_only_what_is_known_of_a_sigkill_is_said() -> None:
     """The kernel counts the processes that it has killed because memory ran out."""
-    from raydali.launch.driver.deaths import describe_deaths
+    from raydali.launch.driver.endings import describe_deaths
 
     place, error = killed_by(signal.SIGKILL)
     counter = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
@@ -73,7 +73,7 @@ def test_only_what_is_known_of_a_sigkill_is_said() -> None:
 def test_ranks_of_a_node_that_is_gone_are_said_together(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from raydali.launch.driver.deaths import describe_deaths
+    from raydali.launch.driver.endings import describe_deaths
 
     gone = {rank: ("0123456789abcdef", rank) for rank in range(12)}
     text = describe_deaths(list(range(12)), gone, "the actor died")

@@ -62,31 +62,31 @@ def run(
 
 def test_a_run_that_gets_on_is_left_alone() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(2, 60, 0, clock)
     watch.training_started()
     assert run(watch, clock, 1000, {0: int, 1: int}) == []
 
 
 def test_a_start_has_its_own_timeout_whatever_batches_it_takes() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock, start_timeout=300)
+    watch = HangWatch(2, 60, 300, clock)
     assert run(watch, clock, 298, {0: 1, 1: int}) == []
     (stuck,) = run(watch, clock, 20, {0: 1, 1: int}, stack="read(...)", progress={0: 0.0, 1: 0.5})
     assert stuck.rank == 0 and stuck.stack == "read(...)"
-    watch.group_ended()
     clock.now += 1000
+    watch = HangWatch(2, 60, 300, clock)
     assert run(watch, clock, 298, {0: 1, 1: 1}) == [], "a start takes its time from its group's first beat"
 
 
 def test_a_start_that_may_take_for_ever() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock, start_timeout=0)
+    watch = HangWatch(2, 60, 0, clock)
     assert run(watch, clock, 10_000, {0: 0, 1: 0}) == []
 
 
 def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock, start_timeout=60)
+    watch = HangWatch(3, 60, 60, clock)
     (stuck,) = run(watch, clock, 64, {0: 0, 1: 0, 2: 0}, waiting=(0, 2))
     assert stuck.rank == 1
     watch.training_started()
@@ -96,7 +96,7 @@ def test_who_only_waits_for_others_is_not_named_unless_all_do() -> None:
 
 def test_a_frozen_process_is_named() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(2, 60, 0, clock)
     watch.training_started()
     run(watch, clock, 100, {0: int, 1: int, 2: int})
     (stuck,) = run(watch, clock, 64, {0: 100, 2: 100})
@@ -105,7 +105,7 @@ def test_a_frozen_process_is_named() -> None:
 
 def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(2, 60, 0, clock)
     watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 31, 1: 30, 2: 31}, stack="read(...)")
     assert stuck.rank == 1 and not stuck.frozen and stuck.stack == "read(...)"
@@ -113,7 +113,7 @@ def test_the_rank_that_did_least_is_named_with_its_stack() -> None:
 
 def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(2, 60, 0, clock)
     run(watch, clock, 20, {0: 0, 1: 0})
     watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 3})
@@ -122,26 +122,37 @@ def test_a_process_that_freezes_after_the_first_step_is_named() -> None:
 
 def test_validation_batches_and_larger_shares_blame_nobody() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(2, 60, 0, clock)
     watch.training_started()
     (stuck,) = run(watch, clock, 64, {0: 40, 1: 60, 2: 41}, progress={0: 31.5, 1: 31.0, 2: 31.5})
     assert stuck.rank == 1
 
 
-def test_it_is_said_once_and_a_new_group_begins_anew() -> None:
+def test_it_is_said_once_in_a_timeout() -> None:
     clock = Clock()
-    watch = HangWatch(60, clock)
+    watch = HangWatch(1, 60, 0, clock)
     watch.training_started()
     assert len(run(watch, clock, 100, {0: 3})) == 1
-    watch.group_ended()
-    assert run(watch, clock, 100, {0: 3}) == []
-    watch.training_started()
-    assert len(run(watch, clock, 70, {0: 3})) == 1
+    assert len(run(watch, clock, 30, {0: 3})) == 1
+
+
+def test_a_group_whose_workers_do_not_all_report_is_late() -> None:
+    clock = Clock()
+    watch = HangWatch(2, 60, 300, clock)
+    clock.now = 1000
+    assert not watch.is_late(), "it has no places yet"
+    watch.group_placed()
+    assert run(watch, clock, 200, {0: 1}) == [] and not watch.is_late()
+    clock.now += 200
+    assert watch.is_late() and not watch.is_late()
+    run(watch, clock, 2, {0: 1, 1: 1})
+    clock.now += 400
+    assert not watch.is_late()
 
 
 def test_a_timeout_of_0_is_none() -> None:
     clock = Clock()
-    watch = HangWatch(0, clock, start_timeout=60)
+    watch = HangWatch(1, 0, 60, clock)
     watch.training_started()
     assert run(watch, clock, 10_000, {0: 3}) == []
 

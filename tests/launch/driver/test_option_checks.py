@@ -6,15 +6,16 @@ from itertools import pairwise
 
 import pytest
 
+from raydali.launch.driver.capacity import Cluster
 from raydali.launch.driver.option_checks import warnings_of
-from raydali.launch.driver.placement import Cluster, Placement
+from raydali.launch.driver.placement import Placement
 from raydali.launch.options import LaunchOptions
 from tests.support.messages import mentions
 
 
 def warned(options: LaunchOptions, samples: int, workers: int) -> list[str]:
     placement = Placement(workers, workers, cpus=1, gpu=False, reachable=workers)
-    return [*warnings_of(options, placement, Cluster(((64, 0),), own=False), samples, None)]
+    return [*warnings_of(options, placement, Cluster({"a": (64, 0)}, {}), samples, None, own=False)]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.driver.placement import Cluster, resolve_placement
-from raydali.launch.driver.ray_cluster import _own_cpus
+from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.own_ray import cpus_for
+from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.options import LaunchOptions
 from tests.support.messages import mentioning
 
 
 def cluster(*nodes: tuple[float, float]) -> Cluster:
     """Of nodes of (CPUs, GPUs)."""
-    return Cluster(nodes, own=False)
+    return Cluster({str(number): shape for number, shape in enumerate(nodes)}, {})
 
 
 def placed(nodes: list[tuple[float, float]], **options: Any) -> tuple[int, int, int, bool]:
@@ -105,18 +106,18 @@ def test_a_ray_of_our_own_is_given_what_its_workers_need(
     monkeypatch: pytest.MonkeyPatch, cores: int, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    cpus = _own_cpus(LaunchOptions(**options))
+    cpus = cpus_for(LaunchOptions(**options))
     assert cpus >= cores
     assert placed([(cpus, 0)], **options)[:2] == (LaunchOptions(**options).worker_range or (2, 2))
 
 
 def test_a_ray_of_our_own_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    assert _own_cpus(LaunchOptions(workers="2:32")) == 32
-    assert _own_cpus(LaunchOptions(workers="8", cpus_per_worker=4)) == 32
+    assert cpus_for(LaunchOptions(workers="2:32")) == 32
+    assert cpus_for(LaunchOptions(workers="8", cpus_per_worker=4)) == 32
     for options in ({"workers": "33"}, {"workers": "1:33"}, {"workers": "3", "cpus_per_worker": 11}):
         with pytest.raises(UsageError, match=mentioning("4 32 --workers")):
-            _own_cpus(LaunchOptions(**options))
+            cpus_for(LaunchOptions(**options))
 
 
 def test_how_many_workers_fit_is_counted_node_by_node() -> None:

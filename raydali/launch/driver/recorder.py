@@ -1,14 +1,21 @@
 """Records what happens to a run: in `events.jsonl`, in `report.html`, for Prometheus and for trackers."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydali.report.html.live import LiveReport
 from raydali.run.events import Event, Quarantined, Started
 from raydali.run.folder import EVENTS, RunFolder
+from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
+from raydali.text import numbered
 
 RESTARTS = "raydali_restarts"
 QUARANTINED = "raydali_quarantined"
+GATHER_SECONDS = 1.0
+"""Delay before a warning is shown, to collect all ranks that gave it."""
+MAX_LINES = 100
+"""Limit of lines of warnings per run."""
 
 
 class RunMetrics:
@@ -74,7 +81,42 @@ class RunRecorder:
         except OSError as error:
             self._warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
 
+    def poll(self) -> None:
+        """Write the page, if it is time to."""
+        self._report.poll()
+
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
         self._track(record)
         self._report.epoch(record)
+
+
+class WorkerWarnings:
+    """Merges equal warnings of `warnings` and `logging` in workers into one line, which is shown once in a run.
+
+    Otherwise they would only be in the workers' logs, which nobody reads. The output of C++ stays there.
+
+    Args:
+        now: a monotonic clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._known: set[str] = set()
+        self._gathering: dict[str, tuple[float, set[int]]] = {}
+
+    def add(self, warning: ForwardedWarning) -> None:
+        """Take a warning of one rank."""
+        text = warning.text
+        if text not in self._known and len(self._known) >= MAX_LINES:
+            text = MORE_WARNINGS
+        if text not in self._known:
+            self._known.add(text)
+            self._gathering[text] = self._now(), set()
+        if text in self._gathering:
+            self._gathering[text][1].add(warning.rank)
+
+    def lines(self, *, at_end: bool = False) -> list[str]:
+        """Return the lines that are due; with `at_end` all that are left."""
+        due = [text for text, (since, _) in self._gathering.items() if at_end or self._now() - since >= GATHER_SECONDS]
+        return [f"{numbered('rank', sorted(self._gathering.pop(text)[1]))}: {text}" for text in due]

@@ -11,8 +11,9 @@ import pytest
 
 from raydali.errors import UsageError
 from raydali.launch.driver import autoscaler
-from raydali.launch.driver.autoscaler import UNKNOWN, AutoscalerCapacity, Group, config_on_head, growth_of
-from raydali.launch.driver.placement import Cluster, Placement, resolve_placement
+from raydali.launch.driver.autoscaler import config_on_head
+from raydali.launch.driver.capacity import UNKNOWN, AutoscalerCapacity, Cluster, Group, growth_of
+from raydali.launch.driver.placement import Placement, resolve_placement
 from raydali.launch.options import LaunchOptions
 from tests.support.messages import mentioning, mentions
 
@@ -31,7 +32,8 @@ HEAD = (0.0, 0.0)
 
 
 def placed(nodes: list[tuple[float, float]], growth: AutoscalerCapacity, **options: Any) -> Placement:
-    return resolve_placement(LaunchOptions(**options), Cluster(tuple(nodes), own=False, growth=growth))
+    cluster = Cluster({str(number): shape for number, shape in enumerate(nodes)}, {}, growth)
+    return resolve_placement(LaunchOptions(**options), cluster)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,27 +1,24 @@
-"""A Ray of our own that starts late, or not at all, and the folders that are left of those that failed."""
+"""A Ray of our own that starts late, or not at all."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from raydali.launch.driver.ray_start import KEPT_DAYS, tidy
 from tests.support.cluster import environment
 from tests.support.messages import mentions
 
 START = """
 import sys, ray, ray._private.services as services
-from raydali.launch.driver import ray_start
+from raydali.launch.driver import own_node
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.command import run_main
 from raydali.launch.options import LaunchOptions
 
-ray_start.WARN_SECONDS = 1.0
+own_node.WARN_SECONDS = 1.0
 if len(sys.argv) > 1:
     services.RAYLET_EXECUTABLE = sys.argv[1]
 
@@ -68,28 +65,3 @@ def test_agents_may_start_later_than_ray_waits_for_them(tmp_path: Path) -> None:
     path = f"{tmp_path}:{environment(tmp_path)['PYTHONPATH']}"
     done = started(tmp_path / "home", PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (0, "a task was run\n"), done.stderr
-
-
-def test_folders_of_rays_that_failed_go_after_a_week(tmp_path: Path) -> None:
-    def made(name: str, days: float, *, log_days: float | None = None) -> Path:
-        logs = tmp_path / name / "session_1" / "logs"
-        logs.mkdir(parents=True)
-        (logs / "raylet.out").write_text("why")
-        at = time.time() - 86_400 * days
-        written = at if log_days is None else time.time() - 86_400 * log_days
-        for path, when in ((logs / "raylet.out", written), (logs, at), (logs.parent, at), (tmp_path / name, at)):
-            os.utime(path, (when, when))
-        return tmp_path / name
-
-    old = made("raydali-abcd_123", KEPT_DAYS + 1)
-    kept = [made("raydali-new_1234", 1), made("raydali-alive_12", 30, log_days=0.1), made("raydali-chaos-abcd1234", 30)]
-    kept += [made("raydali-12345678", 30), made("ray", 30), made("elsewhere", 30)]
-    (tmp_path / "raydali-linked12").symlink_to(tmp_path / "elsewhere")
-    os.utime(tmp_path / "raydali-linked12", (0, 0), follow_symlinks=False)
-    if os.getuid() == 0:
-        kept.append(made("raydali-other_12", 30))
-        os.chown(kept[-1], 12345, 12345)
-    tidy(str(tmp_path))
-    assert not old.exists()
-    assert all((path / "session_1/logs/raylet.out").exists() for path in kept)
-    assert (tmp_path / "raydali-linked12").is_symlink()

@@ -1,17 +1,21 @@
-"""Describes workers whose processes died in one line: rank, node and signal, instead of 600 characters of Ray."""
+"""How workers, and runs, have ended: one line instead of 600 characters of Ray, or the error of the run."""
 
 import re
+import traceback
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import ray
 
+from raydali.errors import TrainingError, UsageError
 from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.run.events import WorkerAddress
-from raydali.text import numbered
+from raydali.run.find import newest_step
+from raydali.run.folder import RunFolder
+from raydali.run.messages import WorkerError
+from raydali.text import error_line, numbered
 
 POLL_SECONDS = 10.0
 """Timeout of the task that reads the log of the process on its node."""
@@ -57,13 +61,13 @@ def _cause(node: str, pid: int, error: str) -> str:
         return cause_here(pid)
     (answer,) = call_on_nodes(cause_here, [(node, (pid,))], POLL_SECONDS)
     # Ray notices the death of a node later than that of its processes.
-    return answer.result or "their node does not answer"
+    return "their node does not answer" if isinstance(answer, Exception) else answer
 
 
 def cause_here(pid: int) -> str:
     """Describe what ended a process of this node: what its log says, if it had time to write it."""
-    node: Any = ray._private.worker.global_worker.node
-    logs = Path(node.get_logs_dir_path())
+    context = ray.get_runtime_context()
+    logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     for log in logs.glob(f"worker-*-{pid}.err"):
         if found := _CRASH.search(log.read_text(errors="replace")):
             return f"it crashed: {found[1] or found[2]}"
@@ -72,3 +76,44 @@ def cause_here(pid: int) -> str:
         if "\noom_kill 0\n" in Path("/proc/vmstat").read_text():
             return f"{text} (not by the kernel for lack of memory)"
     return f"{text}, or by the kernel when memory runs out"
+
+
+def resume_hint(folder: RunFolder) -> str:
+    """Describe what an interrupted run can be resumed from."""
+    with suppress(OSError):
+        if newest_step(folder) is None:
+            return (
+                "interrupted before the first checkpoint, so nothing is saved: the same command starts from the "
+                "beginning"
+            )
+    return f"interrupted: the same command with --name {folder.name} resumes it"
+
+
+def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
+    """Return the error of a run whose driver failed: Ray died on its node, or a poll raised an unexpected exception."""
+    from ray.exceptions import RayError
+
+    text = f"{type(error).__name__}: {error_line(error)}".rstrip(": .")
+    if isinstance(error, RayError | ChildProcessError):
+        what = f"Ray failed on the driver's node ({text})"
+    else:
+        frame = [each for each in traceback.extract_tb(error.__traceback__) if "raydali" in each.filename][-1]
+        what = f"the driver failed ({text}, {Path(frame.filename).name}:{frame.lineno})"
+    return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
+
+
+def final_error(errors: Sequence[WorkerError], failure: str, stop_reason: str) -> Exception:
+    """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
+
+    Args:
+        errors: see `WorkerGroups`, as the next two.
+        failure: the end of the last worker group, as Ray Train describes it.
+        stop_reason: why the run must end.
+    """
+    if not errors:
+        return TrainingError(f"{failure} ({stop_reason})")
+    first = errors[0]
+    if first.usage:
+        return UsageError(first.error)
+    reason = "" if first.final else f" ({stop_reason})"
+    return TrainingError(f"{first.traceback}rank {first.rank}: {first.error}{reason}")
