@@ -154,10 +154,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.averaging import MovingAverage
-    from raydali.train.losses import classification_loss
-    from raydali.train.mixing import mixing
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.train.losses import classification_loss, mixing
+    from raydali.train.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(digits_folder())

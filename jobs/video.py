@@ -127,7 +127,7 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
-    from raydali.train.models.video import build_video_model
+    from raydali.train.models.classification import build_video_model
 
     return build_video_model(config.model, classes)
 
@@ -217,7 +217,7 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model != DISCS.model:
-        from raydali.train.models.video import check_video_model  # imports torchvision: seconds
+        from raydali.train.models.classification import check_video_model  # imports torchvision: seconds
 
         check_video_model(config.model, config.sequence_length, config.image_size)
 

@@ -62,8 +62,7 @@ def build_model(config: Config, _classes: int) -> "nn.Module":
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return what takes 8-bit images, and returns scores (N, classes, H, W)."""
-    from raydali.train.models.normalized import Normalized
-    from raydali.train.models.segmentation import Scores
+    from raydali.train.models.normalized import Normalized, Scores
 
     return Normalized(Scores(model))
 

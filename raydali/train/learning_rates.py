@@ -6,9 +6,12 @@ It is a function of the samples consumed, so it depends neither on the number of
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from raydali.errors import UsageError
+
+if TYPE_CHECKING:  # the command line needs no PyTorch to check options
+    from torch.optim import Optimizer
 
 OptimizerName = Literal["sgd", "adamw", "lamb", "lars", "muon"]
 PEAKS: Mapping[OptimizerName, float] = {
@@ -58,6 +61,12 @@ def learning_rate(
     share = (progress - warmup) / (1 - warmup)
     left = math.pow(1 - share, numbers[0]) if name == "poly" else (1 + math.cos(math.pi * share)) / 2
     return minimum + (peak - minimum) * left
+
+
+def set_learning_rate(optimizer: "Optimizer", rate: float) -> None:
+    """Set the learning rate of all groups of parameters; a group with an "lr_scale" gets its multiple of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def parse_schedule(text: str) -> tuple[str, list[float]]:

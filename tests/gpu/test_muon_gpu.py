@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydali.train import muon
+from raydali.train import optim
 from raydali.train.models.classification import build_model
 from raydali.train.worker import Worker
 from tests.support.torch_muon import ComparedMuon
@@ -23,7 +23,7 @@ def compared(name: str, *, keeps_gradients: bool = True) -> ComparedMuon:
 
 
 def is_captured(both: ComparedMuon) -> bool:
-    assert isinstance(both.optimizer, muon.MuonWithAdamW)
+    assert isinstance(both.optimizer, optim.MuonWithAdamW)
     return both.optimizer._directions._graph is not None
 
 
@@ -60,9 +60,9 @@ def test_without_lasting_gradients_nothing_is_captured() -> None:
 def test_captured_updates_are_faster(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, default = {}, muon.BRANCHES
+    taken, default = {}, optim.BRANCHES
     for branches in (1, 2, 4, 8):
-        monkeypatch.setattr(muon, "BRANCHES", branches)
+        monkeypatch.setattr(optim, "BRANCHES", branches)
         both = compared(name)
         for _ in range(3):
             both.step(0.0)

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.train.averaging import MovingAverage
 from raydali.train.learning_rates import OptimizerName
-from raydali.train.mixing import mixing
+from raydali.train.losses import mixing
 from raydali.train.models.small_images import digits_network
-from raydali.train.optim import build_optimizer, set_learning_rate
+from raydali.train.optim import MovingAverage, build_optimizer, set_learning_rate
 
 pytestmark = pytest.mark.gpu
 

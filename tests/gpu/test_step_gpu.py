@@ -13,7 +13,7 @@ from torchvision.models.resnet import BasicBlock
 
 from raydali.host.hardware import PrecisionName
 from raydali.train.finetuning import freeze
-from raydali.train.models.drop_path import set_drop_path
+from raydali.train.models.factories import set_drop_path
 from raydali.train.models.small_images import digits_network
 from raydali.train.step import WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
 from raydali.train.worker import Worker

@@ -17,11 +17,11 @@ from raydali.data.loading.dali_loader import DaliLoader
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
-from raydali.train.averaging import MovingAverage
 from raydali.train.evaluation.classification import Validation, evaluate
 from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
+from raydali.train.optim import MovingAverage
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, photograph

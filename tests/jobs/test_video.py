@@ -15,7 +15,7 @@ from jobs.video import DISCS, Config, Data, build_model, open_data, train
 from raydali.errors import UsageError
 from raydali.launch.driver.launcher import launch
 from raydali.report.console import Console
-from raydali.train.models.video import build_video_model, check_video_model
+from raydali.train.models.classification import build_video_model, check_video_model
 from raydali.train.weights.matching import match
 from raydali.train.weights.reading import read_weights
 from tests.support.job_ranks import train_rank, train_rank_in_double

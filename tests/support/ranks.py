@@ -34,12 +34,10 @@ context.set_forkserver_preload(
         # What a job imports in a worker, a test beside its job, and both for their images and tables.
         "raydali.data.loading.screening",
         "raydali.data.loading.dali_loader",
-        "raydali.train.averaging",
         "raydali.train.evaluation.classification",
         "raydali.train.evaluation.multi_label",
         "raydali.train.losses",
-        "raydali.train.mixing",
-        "raydali.train.models.drop_path",
+        "raydali.train.optim",
         "pyarrow.pandas_compat",
         "safetensors.torch",
         "tests.support.broken",

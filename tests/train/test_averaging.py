@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.averaging import MovingAverage
+from raydali.train.optim import MovingAverage
 
 
 @pytest.mark.parametrize("warmup", [False, True])

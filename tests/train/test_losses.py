@@ -11,8 +11,7 @@ from timm.loss.binary_cross_entropy import BinaryCrossEntropy
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.train.losses import balanced_weights, classification_loss
-from raydali.train.mixing import mixing
+from raydali.train.losses import balanced_weights, classification_loss, mixing
 from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks

@@ -8,8 +8,7 @@ from torch import nn
 
 from raydali.train.models.classification import build_model, head_names
 from raydali.train.models.small_images import digits_network
-from raydali.train.muon import hidden_matrices
-from raydali.train.optim import build_optimizer
+from raydali.train.optim import build_optimizer, hidden_matrices
 from tests.support.torch_muon import ComparedMuon
 
 

@@ -1,4 +1,4 @@
-"""Classification models by name: of torchvision, timm and other packages; and those of small_images.py.
+"""Classification models of images and videos by name: of torchvision, timm and other packages; and small networks.
 
 | name                     | model                                                              |
 |--------------------------|--------------------------------------------------------------------|
@@ -25,10 +25,11 @@ from raydali.train.models.factories import (
     is_timm,
     known_timm_models,
     no_stochastic_depth,
+    set_drop_path,
     takes_size,
     timm_settings,
 )
-from raydali.train.models.small_images import SMALL_IMAGE_MODELS
+from raydali.train.models.small_images import SMALL_IMAGE_MODELS, clips_network
 
 SIZES_TRIED = 28, 32, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384
 """Image sizes that are tried, to suggest one that a model accepts."""
@@ -200,11 +201,8 @@ def build_model(name: str, classes: int, image_size: int = 224, *, drop_path: fl
     if is_timm(name):
         return build_timm(name, classes, image_size, drop_path=drop_path)
     model = build_by_factory(name, classes, image_size) if is_factory(name) else _build(name, classes, image_size)
-    if drop_path is not None:
-        from raydali.train.models.drop_path import set_drop_path  # imports torchvision: seconds
-
-        if not set_drop_path(model, drop_path):
-            raise no_stochastic_depth(name)
+    if drop_path is not None and not set_drop_path(model, drop_path):
+        raise no_stochastic_depth(name)
     return model
 
 
@@ -219,4 +217,30 @@ def _build(name: str, classes: int, image_size: int) -> nn.Module:
     elif has_one_size(name):
         options = {"image_size": image_size} if name.startswith("vit_") else {"input_size": (image_size, image_size)}
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    return model
+
+
+def check_video_model(name: str, sequence_length: int, image_size: int) -> None:
+    """Check that the name is a video model's, and that the model accepts clips of this size.
+
+    Raises:
+        UsageError: it is not. The message suggests similar names, or says why the size is not accepted.
+    """
+    import torchvision
+
+    check_known(name, ["clips", *torchvision.models.list_models(module=torchvision.models.video)], "r2plus1d_18")
+    if why := why_unfit(partial(build_video_model, name, 2), 3, sequence_length, image_size, image_size):
+        raise UsageError(
+            f"--model {name} cannot take clips of {sequence_length} frames of {image_size}x{image_size} pixels "
+            f"({why}): try --sequence-length 16 --image-size 224"
+        )
+
+
+def build_video_model(name: str, classes: int) -> nn.Module:
+    """Return the randomly initialised model of clips (N, 3, frames, height, width), with `classes` outputs."""
+    if name == "clips":
+        return clips_network(classes)
+    import torchvision
+
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
     return model

@@ -1,10 +1,15 @@
-"""Models of other packages, by name: `timm:NAME`, and `package.module:factory`, which is any function or class."""
+"""Models of other packages, by name, and their stochastic depth, which leaves out residual branches at random.
+
+They are `timm:NAME`, and `package.module:factory`, which is any function or class.
+"""
 
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from raydali.errors import UsageError
@@ -86,6 +91,45 @@ def no_stochastic_depth(name: str) -> UsageError:
         f"--model {name} has no known stochastic depth: leave out --drop-path, or give a model such as resnet50, "
         "convnext_tiny or timm:vit_small_patch16_224"
     )
+
+
+def set_drop_path(model: nn.Module, probability: float) -> bool:
+    """Set the probability that a sample skips the last residual branch; return whether the model has such branches.
+
+    It rises linearly over the blocks (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016). Where a model
+    has layers of torchvision's StochasticDepth, such as ConvNeXt, EfficientNet and Swin, the proportions stay as its
+    own, if they are not all 0. ResNets of torchvision have none: there, too, it rises from 0 in the first block, as in
+    timm's, and parameters keep their names.
+
+    Args:
+        model: a model of torchvision, or one of its layers.
+        probability: of the last branch, 0 to 1.
+    """
+    from torchvision.models.resnet import BasicBlock, Bottleneck  # imports torchvision: seconds
+    from torchvision.ops import StochasticDepth, stochastic_depth
+
+    depths = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    largest = max((depth.p for depth in depths), default=0.0)
+    for index, depth in enumerate(depths):
+        depth.p = probability * (depth.p / largest if largest else index / max(1, len(depths) - 1))
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
+    for index, block in enumerate(blocks):
+        last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+        share = probability * index / max(1, len(blocks) - 1)
+        last.register_forward_hook(partial(_drop, stochastic_depth, probability=share))
+    return bool(depths or blocks)
+
+
+def _drop(
+    stochastic_depth: Callable[..., torch.Tensor],
+    norm: nn.Module,
+    _inputs: object,
+    branch: torch.Tensor,
+    *,
+    probability: float,
+) -> torch.Tensor:
+    """Leave out the output of a branch for some samples, after the branch's last norm."""
+    return stochastic_depth(branch, probability, "row", norm.training)
 
 
 def takes_size(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Normalisation of 8-bit images as part of the model, which torch.compile can fuse with it."""
+"""Modules around a model: normalisation of 8-bit images, which torch.compile can fuse with it, and a choice of output.
+
+Their states in checkpoints are those of the model.
+"""
 
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ Channels = tuple[float, ...]
 
 
 class Normalized(nn.Module):
-    """A model that normalises images in 0..255 first. Its state in checkpoints is that of the inner model.
+    """A model that normalises images in 0..255 first.
 
     Args:
         model: the inner model, whose inputs are float images (N, C, ...).
@@ -37,3 +40,16 @@ class Normalized(nn.Module):
         if self.mirrored and not self.training:
             output = (output + self.model(normalised.flip(-1))) / 2
         return output
+
+
+class Scores(nn.Module):
+    """Returns the scores (N, classes, H, W) out of the mapping that a segmentation model of torchvision returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the scores for normalised images (N, 3, H, W)."""
+        scores: torch.Tensor = self.model(images)["out"]
+        return scores

@@ -15,7 +15,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
 from raydali.train.fused import graph, grids, layers
-from raydali.train.models.drop_path import set_drop_path
+from raydali.train.models.factories import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.step import ForwardBackward, Precision

@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model
-from raydali.train.models.drop_path import set_drop_path
+from raydali.train.models.factories import set_drop_path
 from raydali.train.step import with_sync_batchnorm
 from tests.support.messages import mentioning
 
