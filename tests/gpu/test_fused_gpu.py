@@ -12,7 +12,7 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train_rank import optimizer_step
-from raydali.train.fused import grids, kernels, layers, operators, pooling
+from raydali.train.fused import kernels, layers, operators
 from raydali.train.models.normalized import Normalized
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
 from raydali.train.worker import Worker
@@ -137,20 +137,20 @@ def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str
 def test_max_pooling_of_the_stem() -> None:
     layer, windows = Layer(64, 112, "relu"), (BATCH, 64, 56, 56)
     grad, other = filled(windows), filled(windows)
-    kept = pooling.normalize_and_pool(layer.y, *layer.saved)[1:]
+    kept = operators.normalize_and_pool(layer.y, *layer.saved)[1:]
     settings = [3, 3], [2, 2], [1, 1], [1, 1], False
     indices = torch.ops.aten.max_pool2d_with_indices(layer.output, *settings)[1]
     parts: dict[str, tuple[Callable[[], object], float]] = {
         "normalize": (partial(operators.normalize, layer.y, None, *layer.saved, True), 2),
         "max_pool2d of PyTorch": (partial(torch.ops.aten.max_pool2d_with_indices, layer.output, *settings), 2.25),
-        "both, fused": (partial(pooling.normalize_and_pool, layer.y, *layer.saved), 1.625),
+        "both, fused": (partial(operators.normalize_and_pool, layer.y, *layer.saved), 1.625),
         "gradients": (layer.backward, 5),
         "gradient of max_pool2d": (
             partial(torch.ops.aten.max_pool2d_with_indices_backward, grad, layer.output, *settings, indices),
             3.25,
         ),
-        "gradients, fused": (partial(pooling.gradients_of_pool, grad, None, layer.y, *kept, *layer.saved), 2.875),
-        "of two gradients": (partial(pooling.gradients_of_pool, grad, other, layer.y, *kept, *layer.saved), 3.375),
+        "gradients, fused": (partial(operators.gradients_of_pool, grad, None, layer.y, *kept, *layer.saved), 2.875),
+        "of two gradients": (partial(operators.gradients_of_pool, grad, other, layer.y, *kept, *layer.saved), 3.375),
     }
     times = {}
     for name, (function, moved) in parts.items():
@@ -197,7 +197,7 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("programs", [6, 12])
 def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages: int, programs: int) -> None:
     for name, value in {"TILE": tile, "WARPS": warps, "STAGES": stages, "REDUCING": 132 * programs}.items():
-        monkeypatch.setattr(grids, name, value)
+        monkeypatch.setattr(operators, name, value)
     total = 0.0
     for channels, side, number, kind in LAYERS:
         if number * channels * side * side > 4e5:  # the largest three quarters
@@ -263,7 +263,7 @@ STEPS: dict[str, tuple[str, list[str] | None]] = {
     "fused": ("resnet50", []),
     "without_pooling": ("resnet50", ["graph.fuse_pooling"]),
     "without_stem": ("resnet50", ["graph.replace_stem"]),
-    "with_copies": ("vit_b_16", ["attention.replace_attention"]),
+    "with_copies": ("vit_b_16", ["graph.replace_attention"]),
     "without_copies": ("vit_b_16", []),
 }
 """Steps: the model, and the passes that are left out; None: all of them."""

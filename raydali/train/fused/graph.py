@@ -6,7 +6,7 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
     before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (layers.py)
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
                         conv2d with a stride of 2               -->  raydali::stem_convolution (layers.py)
-                        self-attention                          -->  the same without copies (attention.py)
+                        self-attention                          -->  the same without copies (self_attention)
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
@@ -25,14 +25,20 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
-from raydali.train.fused import attention, grids, kernels, layers, operators, pooling, pooling_kernels
+from raydali.train.fused import kernels, layers, operators, pooling_kernels
 
 _RELUS = functional.relu, torch.relu
 _ADDITIONS = operator.add, operator.iadd, torch.add
 _SIGNATURES: dict[object, inspect.Signature] = {
     functional.batch_norm: inspect.signature(functional.batch_norm),
     functional.max_pool2d: inspect.signature(functional.max_pool2d_with_indices),  # the other one has no names
+    functional.multi_head_attention_forward: inspect.signature(functional.multi_head_attention_forward),
 }
+_PLAIN = {
+    **dict.fromkeys(("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")),
+    **dict.fromkeys(("add_zero_attn", "need_weights", "use_separate_proj_weight", "is_causal"), False),
+}
+"""Arguments for which it is attention without masks and further options."""
 _WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
 _GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
@@ -42,8 +48,7 @@ _CALLED = (
     torch.ops.raydali.batch_norm_normalize.default,
     torch.ops.raydali.batch_norm_pool.default,
 )
-_MODULES = attention, grids, kernels, layers, operators, pooling, pooling_kernels
-_FILES = (__file__, *(str(each.__file__) for each in _MODULES))
+_FILES = (__file__, *(str(each.__file__) for each in (kernels, layers, operators, pooling_kernels)))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -97,7 +102,7 @@ def fuse(graph: Graph) -> int:
             count += 1
     fuse_pooling(graph)
     replace_stem(graph)
-    attention.replace_attention(graph)
+    replace_attention(graph)
     return count
 
 
@@ -128,6 +133,50 @@ def replace_stem(graph: Graph) -> int:
     for each in found:
         each.target, each.args = torch.ops.raydali.stem_convolution.default, each.args[:3]
     return len(found)
+
+
+def replace_attention(graph: Graph) -> int:
+    """Replace self-attention of `nn.MultiheadAttention`; return how often.
+
+    PyTorch's function copies queries, keys and values out of the projection three times: it separates them, and has the
+    sequence before the batch. Kernels of attention read and write them where they are.
+    """
+    count = 0
+    for node in graph.find_nodes(op="call_function", target=functional.multi_head_attention_forward):
+        given = _arguments(node)
+        query, outputs = given["query"], [*node.users]
+        if not (query is given["key"] is given["value"] and all(given[name] == _PLAIN[name] for name in _PLAIN)):
+            continue
+        if query.meta["example_value"].dim() != 3 or any(each.args[1:] != (0,) for each in outputs):
+            continue
+        projections = (given[name] for name in ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias"))
+        dropout = given["dropout_p"] if given["training"] else 0.0
+        with graph.inserting_before(node):
+            ours = graph.call_function(self_attention, (query, given["num_heads"], *projections, dropout))
+        for each in outputs:
+            ours.meta = dict(each.meta)
+            each.replace_all_uses_with(ours)
+            graph.erase_node(each)
+        graph.erase_node(node)
+        count += 1
+    return count
+
+
+def self_attention(
+    sequences: torch.Tensor,
+    heads: int,
+    in_weight: torch.Tensor,
+    in_bias: torch.Tensor | None,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Return what `functional.multi_head_attention_forward` does for sequences (L, N, E)."""
+    batch = sequences.transpose(0, 1)
+    projected = functional.linear(batch, in_weight, in_bias).unflatten(-1, (3, heads, -1))
+    query, key, value = projected.permute(2, 0, 3, 1, 4).unbind()  # (N, heads, L, E / heads)
+    attended = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return functional.linear(attended.transpose(1, 2).flatten(2), out_weight, out_bias).transpose(0, 1)
 
 
 def fuse_additions(graph: Graph) -> int:

@@ -1,15 +1,14 @@
 """Layers as operators that decompose while a model is traced, when shapes and strides are known.
 
-`raydali::batch_norm` becomes the operators of operators.py or pooling.py, or PyTorch's own functions for what these do
-not take. `raydali::stem_convolution` becomes a convolution that suits tensor cores, or stays what it is.
+`raydali::batch_norm` becomes the operators of operators.py, or PyTorch's own functions for what these do not take.
+`raydali::stem_convolution` becomes a convolution that suits tensor cores, or stays what it is.
 """
 
 import torch
 from torch.nn import functional
 
-from raydali.train.fused import grids, kernels
-from raydali.train.fused.operators import normalize, statistics
-from raydali.train.fused.pooling import normalize_and_pool
+from raydali.train.fused import kernels
+from raydali.train.fused.operators import INTERPRETED, normalize, normalize_and_pool, statistics
 from raydali.train.fused.pooling_kernels import WINDOWS
 
 Tensor = torch.Tensor
@@ -21,7 +20,7 @@ STEM_SETTINGS = (2, 2), (3, 3), (1, 1), 1
 def takes(y: Tensor, residual: Tensor | None, weight: Tensor | None, running_mean: Tensor | None) -> bool:
     """Return whether the kernels can compute this; only devices, types, shapes and strides matter."""
     return (
-        (y.device.type == "cuda" or grids.INTERPRETED)
+        (y.device.type == "cuda" or INTERPRETED)
         and y.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and y.dim() == 4
         and y.numel() > y.shape[1]  # PyTorch refuses one value per channel
@@ -94,7 +93,7 @@ def stem_convolution(images: Tensor, weight: Tensor, bias: Tensor | None) -> Ten
         bias: (K).
     """
     is_half = images.dtype.itemsize == 2 or torch.is_autocast_enabled(images.device.type)
-    on_tensor_cores = is_half and (images.is_cuda or grids.INTERPRETED)
+    on_tensor_cores = is_half and (images.is_cuda or INTERPRETED)
     if not on_tensor_cores or images.dim() != 4 or weight.shape[1:] != (3, 7, 7) or images.requires_grad:
         return functional.conv2d(images, weight, bias, *STEM_SETTINGS)
     height, width = images.shape[2:]

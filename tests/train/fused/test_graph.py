@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, grids, layers
+from raydali.train.fused import graph, layers, operators
 from raydali.train.models.factories import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
@@ -23,7 +23,7 @@ from raydali.train.worker import Worker
 from tests.support.batch_norms import count_layers
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not grids.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
+pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
 
 
 @pytest.fixture(autouse=True)

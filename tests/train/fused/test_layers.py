@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from raydali.train.fused import grids, layers
+from raydali.train.fused import layers, operators
 from tests.support.batch_norms import random_bits
 
-pytestmark = pytest.mark.skipif(not grids.INTERPRETED, reason="tensor cores compute: see test_fused_gpu.py")
+pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="tensor cores compute: see test_fused_gpu.py")
 
 
 @pytest.fixture

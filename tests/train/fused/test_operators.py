@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from raydali.train.fused import grids, layers, operators, pooling
+from raydali.train.fused import layers, operators
 from tests.support.batch_norms import SETTINGS, Tensors, random_images, results, tensors
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-pytestmark = pytest.mark.skipif(not grids.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
+pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
 
 SHAPES = [(2, 1, 1, 1), (3, 3, 5, 7), (2, 17, 4, 4), (5, 8, 25, 40), (2, 2048, 1, 2)]
 SMALL = 3, 24, 6, 7
@@ -24,9 +24,9 @@ RELATIVE = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-7}
 @pytest.fixture(autouse=True)
 def _many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small images need several tiles of several programs."""
-    monkeypatch.setattr(grids, "TILE", 1024)
-    monkeypatch.setattr(grids, "REDUCING", 40)
-    monkeypatch.setattr(grids, "SWEEPING", 20)
+    monkeypatch.setattr(operators, "TILE", 1024)
+    monkeypatch.setattr(operators, "REDUCING", 40)
+    monkeypatch.setattr(operators, "SWEEPING", 20)
 
 
 def windows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def windows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor
     return random_images((*shape[:2], *((side + 1) // 2 for side in shape[2:])), dtype, seed)
 
 
-def weights_of(inputs: Tensors) -> grids.Pair:
+def weights_of(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs["weight"], inputs["bias"]
 
 
@@ -108,8 +108,8 @@ def test_backward_adds_two_gradients_of_windows() -> None:
     grads = [windows(SMALL, torch.float32, seed) for seed in (3, 4)]
     exact = results(inputs, grads[0].double() + grads[1].double(), torch.float64, pool=True)
     channels = *operators.statistics(y, inputs["running_mean"], inputs["running_var"], *SETTINGS), *weights_of(inputs)
-    kept = pooling.normalize_and_pool(y, *channels)[1:]
-    found = dict(zip(("y", "weight", "bias"), pooling.gradients_of_pool(*grads, y, *kept, *channels), strict=True))
+    kept = operators.normalize_and_pool(y, *channels)[1:]
+    found = dict(zip(("y", "weight", "bias"), operators.gradients_of_pool(*grads, y, *kept, *channels), strict=True))
     assert_close(found, {name: exact[f"gradient of {name}"] for name in found}, torch.float32)
 
 
@@ -191,11 +191,11 @@ def test_operators_keep_their_contracts() -> None:
             operators.gradients, (grad, other, y, signs, mean, rstd, *weights, True), test_utils=tests
         )
     of_windows = torch.ones(2, 8, 2, 2).contiguous(memory_format=torch.channels_last)
-    kept = pooling.normalize_and_pool(y, mean, rstd, *weights)[1:]
-    torch.library.opcheck(pooling.normalize_and_pool, (y, mean, rstd, *weights), test_utils=tests)
+    kept = operators.normalize_and_pool(y, mean, rstd, *weights)[1:]
+    torch.library.opcheck(operators.normalize_and_pool, (y, mean, rstd, *weights), test_utils=tests)
     for other in (None, of_windows):
         arguments = of_windows, other, y, *kept, mean, rstd, *weights
-        torch.library.opcheck(pooling.gradients_of_pool, arguments, test_utils=tests)
+        torch.library.opcheck(operators.gradients_of_pool, arguments, test_utils=tests)
 
 
 @pytest.mark.parametrize(("given", "fuses"), [(None, "True"), ("0", "False")])
