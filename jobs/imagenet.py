@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation_pass import ValidationPass
+    from raydali.train.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -137,10 +137,10 @@ def val_pipeline(config: Config) -> ValidationImages:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
-    from raydali.train.evaluation import classification, multi_label
+    from raydali.train.evaluation import classification
 
     if config.multi_label:
-        return multi_label.evaluate(network, val.batches, val.worker, val.precision)
+        return classification.evaluate_labels(network, val.batches, val.worker, val.precision)
     return classification.evaluate(network, val.batches, val.worker, val.precision)
 
 

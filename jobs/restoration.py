@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation_pass import ValidationPass
+    from raydali.train.evaluation.validation import ValidationPass
 
 SSIM_WINDOW = 11
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from raydali.data.loading.loader import Loader
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation_pass import ValidationPass
+    from raydali.train.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation_pass import ValidationPass
+    from raydali.train.evaluation.validation import ValidationPass
 
 Data = TrainAndVal[ImagePairs]
 
@@ -74,9 +74,9 @@ def val_pipeline(config: Config) -> ValidationMasks:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return "iou" and "accuracy"."""
-    from raydali.train.evaluation import segmentation
+    from raydali.train.evaluation import classification
 
-    return segmentation.evaluate(network, val, config.classes)
+    return classification.evaluate_masks(network, val, config.classes)
 
 
 def predictions(config: Config, scores: "torch.Tensor", paths: Sequence[str]) -> dict[str, bytes]:

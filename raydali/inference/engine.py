@@ -23,7 +23,7 @@ from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
 from raydali.inference.trained_run import TrainedRun
-from raydali.train.evaluation.validation_pass import ValidationPass
+from raydali.train.evaluation.validation import ValidationPass
 from raydali.train.step import Precision
 
 Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]

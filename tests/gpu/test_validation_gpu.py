@@ -18,7 +18,7 @@ from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.train.evaluation.classification import Validation, evaluate
-from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
 from raydali.train.optim import MovingAverage

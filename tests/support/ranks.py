@@ -35,7 +35,6 @@ context.set_forkserver_preload(
         "raydali.data.loading.screening",
         "raydali.data.loading.dali_loader",
         "raydali.train.evaluation.classification",
-        "raydali.train.evaluation.multi_label",
         "raydali.train.losses",
         "raydali.train.optim",
         "pyarrow.pandas_compat",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.errors import UsageError
-from raydali.train.evaluation.validation_pass import evaluating
+from raydali.train.evaluation.validation import evaluating
 from raydali.train.finetuning import freeze, learning_rate_scales
 from raydali.train.models.classification import build_model, head_names, on_meta
 from raydali.train.models.small_images import digits_network

@@ -54,9 +54,8 @@ from raydali.run.events import Left, Notice
 from raydali.run.messages import EpochEnded
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace
-from raydali.train.evaluation.forward import ValidationForward
 from raydali.train.evaluation.reference import Reference, ReferenceWatch
-from raydali.train.evaluation.validation_pass import ValidationPass
+from raydali.train.evaluation.validation import ValidationForward, ValidationPass
 from raydali.train.finetuning import freeze
 from raydali.train.profiling import StepTrace
 from raydali.train.step import ForwardBackward, Precision, RunningStatistics, with_sync_batchnorm

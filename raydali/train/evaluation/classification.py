@@ -1,38 +1,32 @@
-"""Validation of a classifier on each image exactly once, for any number of workers."""
+"""Validation of classifiers of images, of several labels per image, and of pixels.
 
-import time
-from collections.abc import Iterable
-from typing import NotRequired, TypedDict
+Each sample counts once, for any number of workers: ranks may have different numbers of batches, or none, and
+communicate only at the end.
+"""
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.train.evaluation.validation_pass import evaluating, require_read
+from raydali.train.evaluation.validation import ValidationPass, evaluating, gather_arrays, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
-
-
-class Validation(TypedDict):
-    """The metrics: means over all images of all ranks; top1 and top5 are in 0..1. Five classes have no top5."""
-
-    images: int
-    loss: float
-    top1: float
-    top5: NotRequired[float]
-    seconds: float
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision, *, inputs: str = "images"
-) -> Validation:
-    """Compute cross-entropy, top-1 and top-5 of the unwrapped model over batches of `inputs` and "labels".
+) -> dict[str, float]:
+    """Compute "loss" (cross-entropy), "top1" and "top5" of the unwrapped model over batches of `inputs` and "labels".
 
-    Ranks may have different numbers of batches, or none: they communicate only at the end, to add up sums.
+    The figures are means over all "images"; five classes have no top5.
     """
-    began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
     with evaluating(model):
         for batch in batches:
@@ -46,13 +40,76 @@ def evaluate(
             sums += torch.stack([*amounts, loss, best[:, 0].sum(), best.sum()])
     images, has_top5, loss_sum, top1, top5 = worker.sum(sums).tolist()
     require_read(images, batches)
-    metrics: Validation = {
-        "images": int(images),
-        "loss": loss_sum / images,
-        "top1": top1 / images,
-        "top5": top5 / images,
-        "seconds": time.perf_counter() - began,
-    }
-    if not has_top5:
-        del metrics["top5"]
-    return metrics
+    metrics = {"images": int(images), "loss": loss_sum / images, "top1": top1 / images}
+    return metrics | ({"top5": top5 / images} if has_top5 else {})
+
+
+@torch.inference_mode()
+def evaluate_labels(
+    model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision
+) -> dict[str, float]:
+    """Compute "loss", "map" and "accuracy" of the unwrapped model over batches of "images" and "labels" (N, C).
+
+    Labels are 0 or 1. The loss is the mean binary cross-entropy, and accuracy the share of correct labels at a
+    threshold of 0.5. The average precision of a label is torchmetrics' MultilabelAveragePrecision over all images, not
+    a mean over batches or ranks; a label that no image has does not count.
+    """
+    logits, labels, ids = list[torch.Tensor](), list[torch.Tensor](), list[int]()
+    with evaluating(model):
+        for batch in batches:
+            with precision.autocast():
+                of_batch = model(batch["images"])
+            logits.append(of_batch.float().cpu())
+            labels.append(batch["labels"].cpu())
+            ids += batch.ids.tolist()
+    mine = dict[str, NDArray[Any]]()
+    if ids:
+        mine = {"ids": np.array(ids), "logits": torch.cat(logits).numpy(), "labels": torch.cat(labels).numpy()}
+    of_ranks = [each for each in gather_arrays(worker, mine) if each]
+    images, loss, map_, accuracy = worker.from_first(_label_metrics(of_ranks) if of_ranks else (0, 0.0, 0.0, 0.0))
+    require_read(images, batches)
+    return {"images": int(images), "loss": loss, "map": map_, "accuracy": accuracy}
+
+
+def _label_metrics(of_ranks: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[float, float, float, float]:
+    """The number of images, loss, mAP and accuracy of all ranks' images, in the order of their ids."""
+    from torchmetrics.functional.classification import binary_average_precision
+
+    order = np.argsort(np.concatenate([each["ids"] for each in of_ranks]))
+    logits, labels = (
+        torch.from_numpy(np.concatenate([each[name] for each in of_ranks])[order]) for name in ("logits", "labels")
+    )
+    loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double())
+    correct = ((logits > 0) == (labels == 1)).double().mean()
+    precisions = [
+        binary_average_precision(scores, truth).item()
+        for scores, truth in zip(logits.sigmoid().T, labels.long().T, strict=True)
+        if truth.any()
+    ]
+    return len(labels), loss.item(), float(np.mean(precisions)) if precisions else 0.0, correct.item()
+
+
+@torch.inference_mode()
+def evaluate_masks(model: nn.Module, val: ValidationPass, classes: int) -> dict[str, float]:
+    """Compute from one confusion matrix: "iou", the mean over the classes that occur, and "accuracy" of pixels.
+
+    Args:
+        model: maps "images" (N, 3, H, W) to scores (N, classes, H, W).
+        val: its batches also have "masks" (N, 1, H, W), in which values from `classes` on do not count.
+        classes: their number.
+    """
+    counts = torch.zeros(1 + classes**2, dtype=torch.int64)  # of images, and of pixels by true and predicted class
+    with evaluating(model):
+        for batch in val.batches:
+            with val.precision.autocast():
+                predicted = model(batch["images"]).argmax(1)
+            masks = batch["masks"].squeeze(1).long()
+            known = masks < classes
+            pixels = torch.bincount(masks[known] * classes + predicted[known], minlength=classes**2)
+            counts += torch.cat([pixels.new_tensor([len(masks)]), pixels]).cpu()
+    images, *of_pairs = val.worker.sum(counts).tolist()
+    require_read(images, val.batches)
+    confusion = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
+    right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
+    iou = (right / union)[union > 0].mean().item()
+    return {"images": images, "iou": iou, "accuracy": (right.sum() / confusion.sum()).item()}

@@ -1,9 +1,7 @@
 """Validation of a detector on each image exactly once, for any number of workers."""
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from io import BytesIO
-from typing import TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
 from raydali.data.tasks.boxes import Boxes, unfitted
-from raydali.train.evaluation.validation_pass import evaluating, require_read
+from raydali.train.evaluation.validation import evaluating, gather_arrays, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -22,25 +20,15 @@ Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]
 """The detections in an image: its id, boxes (K, 4) in its pixels, scores (K,) and labels (K,)."""
 
 
-class Detection(TypedDict):
-    """The validation metrics over all images of all ranks, in 0..1: COCO's mAP, and mAP at an IoU of 0.5."""
-
-    images: int
-    map: float
-    map_50: float
-    seconds: float
-
-
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], source: Coco, worker: Worker, precision: Precision
-) -> Detection:
-    """Compute mAP of the unwrapped model over batches of "images" and "sizes", against all boxes of the source.
+) -> dict[str, float]:
+    """Compute COCO's "map", and "map_50" at an IoU of 0.5, of the unwrapped model over batches of "images" and "sizes".
 
-    Ranks may have different numbers of batches, or none: they communicate only at the end, when rank 0 gathers all
-    detections and broadcasts the metrics.
+    All boxes of the source count. Ranks may have different numbers of batches, or none: they communicate only at the
+    end, when rank 0 gathers all detections and broadcasts the metrics.
     """
-    began = time.perf_counter()
     found: list[Found] = []
     with evaluating(model):
         for batch in batches:
@@ -48,13 +36,13 @@ def evaluate(
             with precision.autocast():
                 results = model(images)
             found += in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
-    of_ranks = worker.gather_bytes(_packed(found))
+    of_ranks = gather_arrays(worker, _packed(found))
     of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
     coco = coco_metrics(of_all, source) if of_all else {}
     mine = (len(of_all), float(coco["map"]), float(coco["map_50"])) if coco else (0, 0.0, 0.0)
     images_seen, map_, map_50 = worker.from_first(mine)
     require_read(images_seen, batches)
-    return {"images": images_seen, "map": map_, "map_50": map_50, "seconds": time.perf_counter() - began}
+    return {"images": images_seen, "map": map_, "map_50": map_50}
 
 
 def in_originals(
@@ -75,25 +63,20 @@ def in_originals(
     return found
 
 
-def _packed(found: Sequence[Found]) -> bytes:
-    """Serialise detections for another rank."""
-    contents = BytesIO()
-    np.savez(
-        contents,
-        ids=[id for id, *_ in found],
-        counts=[len(labels) for *_, labels in found],
-        boxes=np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _, _ in found)]),
-        scores=np.concatenate([np.zeros(0, np.float32), *(scores for _, _, scores, _ in found)]),
-        labels=np.concatenate([np.zeros(0, np.int64), *(labels for *_, labels in found)]),
-    )
-    return contents.getvalue()
+def _packed(found: Sequence[Found]) -> dict[str, NDArray[Any]]:
+    """Return detections as arrays, in which those of all images follow each other."""
+    return {
+        "ids": np.array([id for id, *_ in found], np.int64),
+        "counts": np.array([len(labels) for *_, labels in found], np.int64),
+        "boxes": np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _, _ in found)]),
+        "scores": np.concatenate([np.zeros(0, np.float32), *(scores for _, _, scores, _ in found)]),
+        "labels": np.concatenate([np.zeros(0, np.int64), *(labels for *_, labels in found)]),
+    }
 
 
-def _unpacked(content: bytes) -> Iterator[Found]:
-    with np.load(BytesIO(content), allow_pickle=False) as packed:
-        ends = packed["counts"].astype(np.int64).cumsum()[:-1]
-        of_images = (np.split(packed[name], ends) for name in ("boxes", "scores", "labels"))
-        yield from zip(packed["ids"].tolist(), *of_images, strict=False)
+def _unpacked(packed: Mapping[str, NDArray[Any]]) -> Iterator[Found]:
+    of_images = (np.split(packed[name], packed["counts"].cumsum()[:-1]) for name in ("boxes", "scores", "labels"))
+    yield from zip(packed["ids"].tolist(), *of_images, strict=False)
 
 
 def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = False) -> dict[str, torch.Tensor]:

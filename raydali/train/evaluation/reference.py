@@ -22,8 +22,7 @@ from raydali.data.loading.loader import Batch, Loader
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import PIXELS
 from raydali.train.checkpoint_file import serialize
-from raydali.train.evaluation.forward import ValidationForward
-from raydali.train.evaluation.validation_pass import evaluating
+from raydali.train.evaluation.validation import ValidationForward, evaluating
 
 _log = logging.getLogger(__name__)
 

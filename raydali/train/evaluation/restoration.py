@@ -1,17 +1,15 @@
 """Image restoration: a network, its loss, and its evaluation."""
 
 import io
-import time
 from collections.abc import Iterable, Sequence
 from posixpath import splitext
-from typing import TypedDict
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.train.evaluation.validation_pass import evaluating, require_read
+from raydali.train.evaluation.validation import evaluating, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -81,31 +79,19 @@ def _charbonnier(restored: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((restored - targets / 255) ** 2 + _EPSILON**2).sqrt()
 
 
-class RestorationMetrics(TypedDict):
-    """Validation metrics over the images of all ranks: their number, means of the others (PSNR in dB), the duration."""
-
-    images: int
-    loss: float
-    psnr: float
-    ssim: float
-    input_psnr: float
-    seconds: float
-
-
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> RestorationMetrics:
-    """Compute loss, PSNR and SSIM over batches of "inputs" and "targets" (N, 3, H, W) in 0..255.
+def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precision: Precision) -> dict[str, float]:
+    """Compute "loss", "psnr" (dB), "ssim" and "input_psnr", means over all "images".
 
     PSNR and SSIM are computed per image by torchmetrics, on outputs rounded to 8 bits. Ranks may get unequal numbers of
     batches, or none: they communicate only at the end, to add up sums.
 
     Args:
         model: maps images in 0..255 to restored ones in 0..1, as `Normalized` does; without DDP.
-        batches: the batches of this rank.
+        batches: the batches of this rank, of "inputs" and "targets" (N, 3, H, W) in 0..255.
         worker: this rank.
         precision: precision of the forward pass.
     """
-    began = time.perf_counter()
     sums = torch.zeros(5, dtype=torch.float64, device=worker.device)
     with evaluating(model):
         for batch in batches:
@@ -123,7 +109,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
         "psnr": psnr_sum / count,
         "ssim": ssim_sum / count,
         "input_psnr": input_psnr_sum / count,
-        "seconds": time.perf_counter() - began,
     }
 
 

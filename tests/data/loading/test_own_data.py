@@ -16,8 +16,8 @@ from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.masks import TrainMasks, ValidationMasks
-from raydali.train.evaluation.segmentation import evaluate
-from raydali.train.evaluation.validation_pass import ValidationPass
+from raydali.train.evaluation.classification import evaluate_masks
+from raydali.train.evaluation.validation import ValidationPass
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.pictures import encoded, files, oriented, photograph
@@ -98,7 +98,7 @@ def test_the_validation_takes_the_centre_of_each_image_once(name: LoaderName, ex
     val = OrderedPass(samples=len(example["pairs"]), batch_size=4)
     with make_loader(name, example["pairs"], ValidationMasks(side=64), val) as loader:
         assert loader.resident_batch(2)["masks"].max() < 4  # or the loss of a warm-up step would refuse it
-        metrics = evaluate(Brightness(), ValidationPass(loader, example["pairs"], worker, precision), classes=4)
+        metrics = evaluate_masks(Brightness(), ValidationPass(loader, example["pairs"], worker, precision), classes=4)
     assert metrics["images"] == 9 and 0.95 < metrics["iou"] <= 1.0
 
 

@@ -17,7 +17,7 @@ from raydali.errors import UsageError
 from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
-from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, Stopped, folder_of

@@ -17,7 +17,7 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.train.evaluation import detection, restoration
-from raydali.train.evaluation.classification import Validation, evaluate
+from raydali.train.evaluation.classification import evaluate
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.broken import folder
@@ -39,7 +39,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, CLASSES))
 
 
-def validate() -> tuple[Validation, bool]:
+def validate() -> tuple[dict[str, float], bool]:
     worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
 
     def batches() -> Iterator[Batch]:
@@ -92,7 +92,7 @@ def test_without_one_sound_image_the_first_is_named(tmp_path: Path) -> None:
         evaluate(network(), loader, worker, Precision("fp32", worker.device))
 
 
-def of_five_classes() -> Validation:
+def of_five_classes() -> dict[str, float]:
     """One batch, which only one rank has."""
     worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
     batches: list[Batch] = []
@@ -104,7 +104,7 @@ def of_five_classes() -> Validation:
 
 def test_five_classes_have_no_top5() -> None:
     for result in run_ranks(2, of_five_classes):
-        assert result.keys() == {"images", "loss", "top1", "seconds"} and result["images"] == 8
+        assert result.keys() == {"images", "loss", "top1"} and result["images"] == 8
 
 
 def test_more_workers_than_batches_is_no_problem() -> None:

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from raydali.train.evaluation.forward import ValidationForward
-from raydali.train.evaluation.validation_pass import evaluating
+from raydali.train.evaluation.validation import ValidationForward, evaluating
 from raydali.train.step import Precision
 
 PRECISION = Precision("fp32", torch.device("cpu"))

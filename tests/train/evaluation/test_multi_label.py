@@ -11,7 +11,7 @@ from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePre
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.errors import DataError
-from raydali.train.evaluation.multi_label import MultiLabelValidation, evaluate
+from raydali.train.evaluation.classification import evaluate_labels
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
@@ -27,7 +27,7 @@ def scores_and_labels(labels: int = LABELS) -> tuple[torch.Tensor, torch.Tensor]
     return scores, targets
 
 
-def validate(labels: int = LABELS, samples: int = N) -> MultiLabelValidation:
+def validate(labels: int = LABELS, samples: int = N) -> dict[str, float]:
     worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
 
     def batches() -> Iterator[Batch]:
@@ -36,7 +36,7 @@ def validate(labels: int = LABELS, samples: int = N) -> MultiLabelValidation:
             if samples:
                 yield Batch({"images": scores[micro_batch.ids], "labels": targets[micro_batch.ids]}, micro_batch)
 
-    return evaluate(nn.Identity(), batches(), worker, Precision("fp32", worker.device))
+    return evaluate_labels(nn.Identity(), batches(), worker, Precision("fp32", worker.device))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

@@ -1,15 +1,74 @@
-"""The forward pass of a validation: compiled, and on a GPU one CUDA graph, for batches of one size."""
+"""A pass over validation samples, and its forward pass: compiled and captured, for batches of one size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from raydali.train.evaluation.validation_pass import evaluating
+from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.quarantine import none_read
 from raydali.train.step import Precision, capture, compile_function
+from raydali.train.worker import Worker
 
 WARM_UP_CALLS = 3
 """Number of calls before the capture of a CUDA graph: compilation and autotuning must be complete."""
+
+
+@dataclass(frozen=True)
+class ValidationPass:
+    """A pass of one rank over its share of the validation samples, each of which comes once, on one rank.
+
+    Attributes:
+        batches: those of this rank. Ranks may have different numbers of them, or none, so that an evaluation
+            communicates only after the last one, by `worker`.
+        source: all validation samples, which the ids of a batch refer to.
+        worker: this rank.
+        precision: of the forward pass; `precision.autocast()` applies it.
+    """
+
+    batches: Iterable[Batch]
+    source: Any
+    worker: Worker
+    precision: Precision
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode inside this context, and restore the mode of each module afterwards.
+
+    A frozen BatchNorm was in evaluation mode before, and remains in it.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before[0][1])
+        for module, training in before:
+            module.training = training
+
+
+def require_read(samples: float, batches: Iterable[Batch]) -> None:
+    """Check that some rank could read samples of these batches.
+
+    Raises:
+        DataError: none could; the message names one that this rank found to be broken.
+    """
+    if not samples:
+        raise none_read(batches.quarantine.known.values() if isinstance(batches, Loader) else ())
+
+
+def gather_arrays(worker: Worker, arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]]:
+    """Return the arrays of all ranks, ordered by rank, on rank 0; others get an empty list. All ranks must call it."""
+    content = BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy takes them for its option allow_pickle
+    return [dict(np.load(BytesIO(each), allow_pickle=False)) for each in worker.gather_bytes(content.getvalue())]
 
 
 class ValidationForward(nn.Module):
