@@ -34,7 +34,7 @@ from raydali.text import error_line
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.train.evaluation.reference import Reference
 from raydali.train.evaluation.restoration import restored_files
-from raydali.train.weights.state_file import read_state
+from raydali.train.weights.reading import read_state
 
 Checkpoint = Literal["best", "newest"]
 

@@ -18,7 +18,7 @@ from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter
-from raydali.train.evaluation.forward import ValidationForward
+from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.step import ForwardBackward, Precision, RunningStatistics
 
 

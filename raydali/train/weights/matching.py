@@ -13,8 +13,7 @@ from torch import nn
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 from raydali.train.models.classification import head_names, on_meta
-from raydali.train.weights.reading import Weights
-from raydali.train.weights.state_file import State
+from raydali.train.weights.reading import State, Weights
 
 BODY_SHARE = 0.9
 """Share of the body's elements that must be loaded."""

@@ -1,8 +1,18 @@
-"""Weights by what `--weights` gives: `default`, a file, or the folder of a run."""
+"""Weights by what `--weights` gives: `default`, a file, or the folder of a run. Nothing in a file is executed."""
 
+import argparse
 import hashlib
+import http.client
+import io
 import json
+import re
+import socket
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,15 +20,18 @@ import torch
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
 from raydali.errors import UsageError
-from raydali.text import error_line
-from raydali.train.models.factories import is_timm
-from raydali.train.weights.preprocessing import Preprocessing, of_file, published_hash
-from raydali.train.weights.published import timm_state, torchvision_file
-from raydali.train.weights.state_file import State, read_state
+from raydali.text import error_line, summarize
+from raydali.train.models.factories import build_timm, is_timm, timm_settings
+from raydali.train.weights.preprocessing import Preprocessing, of_file, published_by_torchvision, published_hash
 
+State = dict[str, torch.Tensor]
 DEFAULT = "default"
 _BEST = "best/model.safetensors", "best/state.pt"
 """Where a run keeps its best weights; the second one is of earlier versions."""
+_KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
+"""Where training programs keep the weights of a checkpoint; averaged weights, which they validate, come first."""
+_SECONDS = 20
+"""Limit of the wait for a server's next bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +74,9 @@ def read_weights(given: str, model: str, image_size: int | None = None) -> Weigh
 
 def _default(model: str, image_size: int | None) -> Weights:
     if is_timm(model):
-        state = timm_state(model, image_size)
+        state = _timm_state(model, image_size)
         return Weights(f"timm's {model.partition(':')[2]}", _digest(state), state, of_file(model, ""))
-    file = torchvision_file(model)
+    file = _torchvision_file(model)
     weights = _of_file(str(file), model)
     if not weights.sha256.startswith(published_hash(file.name)):
         raise UsageError(f"{file} is not what torchvision published (SHA-256 {weights.sha256[:8]}): delete it")
@@ -122,3 +135,165 @@ def _digest(state: State) -> str:
         made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         made.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Published weights, from the caches of torchvision and timm, or from the network
+
+
+def _torchvision_file(model: str) -> Path:
+    """Return the file of torchvision's default weights, from the cache of torch.hub; it is downloaded if necessary.
+
+    Raises:
+        UsageError: the model has none; the file cannot be downloaded.
+    """
+    if not published_by_torchvision(model):
+        raise UsageError(f"--weights default: no weights are published for --model {model}: give a FILE or a RUN")
+    import torchvision
+
+    url = torchvision.models.get_model_weights(model).DEFAULT.url
+    file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    if file.exists():
+        return file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _short_waits():
+            torch.hub.download_url_to_file(url, str(file), published_hash(url), progress=sys.stderr.isatty())
+    except (OSError, RuntimeError, http.client.HTTPException) as error:  # RuntimeError: its hash is another
+        raise UsageError(
+            f"cannot download {url} ({error_line(error)[:60]}): put it into {file.parent}, or give --weights FILE"
+        ) from error
+    return file
+
+
+def _timm_state(model: str, image_size: int | None) -> dict[str, torch.Tensor]:
+    """Return timm's weights for a model, which timm itself adapts to the image size.
+
+    Raises:
+        UsageError: the model has none; they cannot be downloaded.
+    """
+    settings = timm_settings(model)
+    if not settings.has_weights:
+        raise UsageError(f"--weights default: timm has no weights for --model {model}: give a FILE or a RUN")
+    place = f"https://huggingface.co/{settings.hf_hub_id}" if settings.hf_hub_id else settings.url
+    try:
+        with _short_waits(), _one_attempt():
+            built = build_timm(model, settings.num_classes, image_size, pretrained=True)
+    except Exception as error:  # clients of hubs raise errors of their own
+        raise UsageError(
+            f"cannot download {place} ({type(error).__name__}): "
+            f"download its model.safetensors elsewhere, and give --weights FILE"
+        ) from error
+    return dict(built.state_dict())
+
+
+@contextmanager
+def _short_waits() -> Iterator[None]:
+    """Limit how long connections wait; torch.hub sets no limit."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextmanager
+def _one_attempt() -> Iterator[None]:
+    """Let Hugging Face's client use its cache alone if the hub does not answer once: it would try for a minute."""
+    import huggingface_hub
+
+    constants: Any = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    try:
+        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=_SECONDS / 2)
+    except Exception:  # of httpx or requests, which depends on the version
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tensors in a file: .safetensors, or what `torch.save` wrote
+
+
+def read_state(content: bytes, where: str) -> tuple[State, str]:
+    """Return the state dict in a file, and the key under which a checkpoint holds it ("" if it is the file itself).
+
+    Args:
+        content: the file's bytes.
+        where: the file, for messages.
+
+    Raises:
+        UsageError: it is empty, truncated, or no state dict; it would run code.
+    """
+    if not content:
+        raise UsageError(f"--weights {where} is empty: copy it again")
+    if pointer := storage.why_pointer(content):
+        raise UsageError(f"--weights {where}: {pointer}")
+    if where.endswith(".safetensors"):
+        return _safetensors(content, where), ""
+    return _state_in(_unpickled(content, where), where)
+
+
+def _safetensors(content: bytes, where: str) -> State:
+    import safetensors.torch
+
+    try:
+        state = safetensors.torch.load(content)
+    except Exception as error:  # what a truncated file raises depends on where it ends
+        raise UsageError(
+            f"--weights {where} is truncated, or no safetensors file ({_line(error)}): give a whole one"
+        ) from error
+    if not state:
+        raise UsageError(f"--weights {where} has no tensors: give another file")
+    return state
+
+
+def _unpickled(content: bytes, where: str) -> object:
+    try:
+        # Many training programs save their arguments, too, and this type only holds them.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # what a truncated or hostile file raises depends on its bytes
+        if found := re.search(r"(?:GLOBAL|getattr|class|type) ([\w.]+) ", str(error)):
+            raise UsageError(
+                f"--weights {where} needs {found[1]} to be read, and code in files is not run: "
+                "save model.state_dict() alone, or as .safetensors"
+            ) from error
+        raise UsageError(
+            f"--weights {where} is truncated, or not written by torch.save ({_line(error)}): give .pt, .pth "
+            "or .safetensors"
+        ) from error
+
+
+def _state_in(value: object, where: str) -> tuple[State, str]:
+    """Return the state dict in a checkpoint, and the keys that lead to it."""
+    if state := _as_state(value):
+        return state, ""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"--weights {where} holds a value of type {type(value).__name__}, no state dict")
+    inner = {str(key): each for key, each in value.items() if isinstance(each, Mapping)}
+    states = [key for key in inner if _as_state(inner[key])]
+    for key in (*_KEYS, *states[:1] * (len(states) == 1)):
+        if key in inner:
+            state, rest = _state_in(inner[key], f"{where}[{key}]")
+            return state, ".".join(filter(None, (key, rest)))
+    found = summarize(states or value, show=repr) or "nothing"
+    raise UsageError(f"--weights {where} is no state dict, which has a tensor for each name: it holds {found}")
+
+
+def _as_state(value: object) -> State:
+    """Return a state dict without what is no tensor of the model; empty if the value is none."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return {}
+    counted = {name: each for name, each in value.items() if name != "n_averaged"}  # of AveragedModel
+    tensors = {name: each for name, each in counted.items() if isinstance(each, torch.Tensor)}
+    return tensors if len(tensors) == len(counted) else {}
+
+
+def _line(error: Exception) -> str:
+    text = str(error).rpartition("WeightsUnpickler error:")[2]
+    return f"{type(error).__name__}: {' '.join(text.split()).partition('. ')[0]}"[:50]

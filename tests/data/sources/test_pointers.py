@@ -11,7 +11,7 @@ from raydali.data.sources.formats import labeled_images, unlabeled_files
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import DataError, UsageError
-from raydali.train.weights.state_file import read_state
+from raydali.train.weights.reading import read_state
 from tests.support.broken import jpeg
 from tests.support.messages import mentioning, mentions
 from tests.support.tars import tar_cache  # noqa: F401 (a fixture)

@@ -1,14 +1,16 @@
-"""The recipes by name: a function each, whose docstring has the source, the accuracy and what differs from it.
+"""Recipes: the settings of published trainings, with the accuracy that was published.
 
-Tests compare the settings with tables of the sources' own options: tests/train/recipes/.
+Each is a function, whose docstring has the source, the accuracy and what differs from it. Tests compare the settings
+with tables of the sources' own options: tests/train/recipes/.
 """
 
 import difflib
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from raydali.errors import UsageError
-from raydali.train.recipes.recipe import Recipe, Settings
+from raydali.train.learning_rates import OptimizerName
 
 TV = "https://github.com/pytorch/vision/issues/3995#issuecomment-1013906621"
 RSB = "https://arxiv.org/abs/2110.00476"
@@ -18,6 +20,96 @@ FASHION = "https://github.com/zalandoresearch/fashion-mnist#benchmark"
 
 _TV_EMA_UPDATE = (1 - 0.99998) * 32 * 1024 / 600
 """Share of the weights in torchvision's average every 32 steps: train.py scales it by the batch and the epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Values of options of jobs/imagenet.py by their names; the job's help says what they mean.
+
+    Sizes are in pixels, and `batch_size` is the published one for a GPU: the most that a micro-batch gets.
+    """
+
+    epochs: int
+    global_batch_size: int
+    batch_size: int
+    repeats: int = 1
+
+    model: str
+    weights: str | None = None
+    freeze: str | None = None
+    drop_path: float | None = None
+    sync_bn: bool = False
+
+    image_size: int | str
+    val_image_size: int
+    resize_size: int
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    tta: Literal["none", "flip"] = "none"
+
+    random_area: tuple[float, float] = (0.08, 1.0)
+    flip_probability: float = 0.5
+    augment: str = "none"
+    erase: float = 0.0
+    augment_interpolation: Literal["bilinear", "nearest"] = "bilinear"
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    loss: Literal["ce", "bce"] = "ce"
+    bce_threshold: float | None = None
+    label_smoothing: float = 0.1
+    class_weights: Literal["balanced"] | None = None
+
+    optimizer: OptimizerName = "sgd"
+    learning_rate: float
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float
+    no_decay: Literal["norms", "norms-and-biases", "none"] = "norms-and-biases"
+    layer_decay: float = 1.0
+    head_lr_scale: float = 1.0
+    clip_grad: float | None = None
+    schedule: str = "cosine"
+    warmup_epochs: float
+    warmup_start: float = 0.0
+    min_learning_rate: float = 0.0
+    ema_decay: float = 0.0
+    ema_warmup: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published training.
+
+    Attributes:
+        top1: the published accuracy, 0..1.
+        measured_on: the data and the images that it was measured on.
+        source: URL.
+        settings: the options.
+    """
+
+    top1: float
+    measured_on: str
+    source: str
+    settings: Settings
+
+    def options(self) -> dict[str, Any]:
+        """Return the values of the options by name."""
+        return dict(vars(self.settings))
+
+    def differences(self, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a phrase for each setting of a run, as `config.json` has them, that is not the recipe's."""
+        for name, value in self.options().items():
+            given = settings.get(name, value)
+            given = tuple(given) if isinstance(given, list) else given
+            if given != value:
+                flag = "" if isinstance(given, bool) else f"--{name.replace('_', '-')} "
+                yield f"{flag}{_value(name, given)} instead of {_value(name, value)}"
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
+    return "none" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def torchvision_v2() -> Recipe:
@@ -270,3 +362,12 @@ def find_recipe(name: str) -> Recipe:
         near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4) or RECIPES
         raise UsageError(f"--recipe {name} is unknown: try {' or '.join(near)}")
     return RECIPES[name]()
+
+
+def micro_batch(global_batch_size: int, most: int, workers: int) -> int:
+    """Return the largest divisor of a global batch that is at most `most`, and of which each worker gets at least one.
+
+    With more workers than samples it is 1, which the stream refuses.
+    """
+    most = max(1, min(most, global_batch_size // workers))
+    return next(size for size in range(most, 0, -1) if global_batch_size % size == 0)

@@ -1,1 +1,0 @@
-"""Recipes: the settings of published trainings, with the accuracy that was published."""
