@@ -278,6 +278,6 @@ def _newest(folder: RunFolder) -> Weights:
         origin=f"{name}/{FILE_NAME}",
         sha256=hashlib.sha256(contents).hexdigest(),
         state=state,
-        reference=Reference.of_state(reference) if reference is not None else None,
+        reference=Reference(**reference) if reference is not None else None,
         step=step,
     )

@@ -29,18 +29,19 @@ def is_finite(state: State) -> bool:
     """Return whether all tensors of a nested state are finite. It waits for the device once."""
     # One number per tensor suffices: a NaN or an infinity makes the sum NaN or infinite.
     sums: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in _tensors(state):
+    for tensor in tensors_in(state):
         if tensor.is_floating_point():
             sums.setdefault(tensor.device, []).append(tensor.detach().sum().double())
     return all(bool(torch.stack(of_device).isfinite().all()) for of_device in sums.values())
 
 
-def _tensors(value: State) -> Iterator[torch.Tensor]:
+def tensors_in(value: State) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a nested state, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def map_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
@@ -143,7 +144,7 @@ def _copy(pairs: _Pairs) -> None:
 
 def serialize(state: State) -> memoryview:
     """Return a snapshot as the contents of a file."""
-    tensors = [*_tensors(state)]
+    tensors = [*tensors_in(state)]
     file = _MemoryFile(sum(tensor.nbytes for tensor in tensors if not tensor.is_meta) + _OVERHEAD * (1 + len(tensors)))
     torch.save(state, file)  # type: ignore[arg-type]  # of a file it needs no more than these methods
     return file.contents()

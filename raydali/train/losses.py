@@ -77,24 +77,18 @@ def classification_loss(
         return BinaryCrossEntropy(label_smoothing, label_smoothing / classes, None, bce_threshold)
     if weights is None:
         return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
-    return WeightedCrossEntropy(label_smoothing, weights)
+    return WeightedCrossEntropy(weights, label_smoothing=label_smoothing)
 
 
-class WeightedCrossEntropy(nn.Module):
+class WeightedCrossEntropy(nn.CrossEntropyLoss):
     """The sum of `-w_c * t_c * log p_c` over classes and samples, divided by the number of samples."""
 
-    weights: torch.Tensor
-
-    def __init__(self, label_smoothing: float, weights: torch.Tensor) -> None:
-        super().__init__()
-        self._label_smoothing = label_smoothing
-        self.register_buffer("weights", weights)
-
-    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss of logits (B, C) and classes (B,), or shares of classes (B, C)."""
-        logits = _at_least_single(logits)
-        weights, smoothing = self.weights.to(logits.dtype), self._label_smoothing
-        return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing) / len(targets)
+        logits = _at_least_single(input)
+        weight = None if self.weight is None else self.weight.to(logits.dtype)
+        total = F.cross_entropy(logits, target, weight, reduction="sum", label_smoothing=self.label_smoothing)
+        return total / len(target)
 
 
 class BinaryCrossEntropy(nn.Module):

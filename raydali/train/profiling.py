@@ -6,6 +6,7 @@ them together with DALI's ranges.
 
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class StepTrace:
         self._steps, self._rank, self._write = steps, rank, write
         self._on_gpu = device.type == "cuda"
         self._profiler: Any = None
-        self._stage: Any = None
+        self._stage = ExitStack()
         self._first = 0
 
     def before(self, step: int) -> None:
@@ -43,27 +44,19 @@ class StepTrace:
         """End the current stage, and begin this one."""
         if self._profiler is None:
             return
-        self._end_stage()
-        self._stage = record_function(name)
-        self._stage.__enter__()
+        self._stage.close()
+        self._stage.enter_context(record_function(name))
         if self._on_gpu:
-            torch.cuda.nvtx.range_push(name)
+            self._stage.enter_context(torch.cuda.nvtx.range(name))
 
     def after(self, step: int) -> None:
         """End a step; after the last one write the file, which takes some seconds."""
         if self._profiler is None or step + 1 < self._steps.stop:
             return
-        self._end_stage()
+        self._stage.close()
         self._profiler.stop()
         with tempfile.TemporaryDirectory(prefix="raydali-") as folder:
             file = Path(folder, "trace.json.gz")
             self._profiler.export_chrome_trace(str(file))
             self._write(f"traces/steps-{self._first}-{step}-rank-{self._rank}.json.gz", file.read_bytes())
         self._profiler = None
-
-    def _end_stage(self) -> None:
-        if self._stage is not None:
-            self._stage.__exit__(None, None, None)
-            self._stage = None
-            if self._on_gpu:
-                torch.cuda.nvtx.range_pop()

@@ -10,7 +10,7 @@ before any threshold or selection.
 import hashlib
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,7 +21,7 @@ from torch import nn
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.sources.source import Source
 from raydali.data.tasks.pipeline import PIXELS
-from raydali.train.checkpoint_file import serialize
+from raydali.train.checkpoint_file import serialize, tensors_in
 from raydali.train.evaluation.validation import ValidationForward, evaluating
 
 _log = logging.getLogger(__name__)
@@ -55,18 +55,8 @@ class Reference:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Tensors and plain values, for a checkpoint."""
-        return {
-            "facts": self.facts,
-            "inputs": self.inputs,
-            "outputs": [*self.outputs],
-            "files": [[*each] for each in self.files],
-        }
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state` was."""
-        return cls(state["facts"], state["inputs"], state["outputs"], state["files"])
+        """Tensors and plain values, for a checkpoint: the arguments by name."""
+        return dict(vars(self))
 
     def content(self, weights: str) -> memoryview:
         """Return the content of a file, which belongs to the weights whose file has this SHA-256."""
@@ -75,7 +65,7 @@ class Reference:
     @classmethod
     def of_content(cls, content: bytes) -> Self:
         """Return what `content` was; raises errors of many kinds if it is broken."""
-        return cls.of_state(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+        return cls(**torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def raw_outputs(network: nn.Module, samples: torch.Tensor) -> list[torch.Tensor]:
@@ -91,7 +81,7 @@ def raw_outputs(network: nn.Module, samples: torch.Tensor) -> list[torch.Tensor]
     """
     compute = getattr(network, "raw_outputs", network)
     with evaluating(network), torch.inference_mode(), _exact(samples.device):
-        tensors = [*_tensors(compute(samples))]
+        tensors = [*tensors_in(compute(samples))]
     if not tensors or any(tensor.shape[:1] != samples.shape[:1] for tensor in tensors):
         raise ValueError("the network does not return a row for each sample: give it a method raw_outputs that does")
     return [_thinned(tensor) for tensor in tensors]
@@ -110,14 +100,6 @@ def _exact(device: torch.device) -> Iterator[None]:
             yield
     finally:
         matmul.allow_tf32 = was
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
 
 
 def _thinned(output: torch.Tensor) -> torch.Tensor:

@@ -53,9 +53,13 @@ def check_model(name: str, image_size: int = 224, *, drop_path: float | None = N
         import torchvision
 
         check_known(name, [*SMALL_IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)], "resnet50")
-    if why := _unfit(name, image_size):
+
+    def unfit(size: int) -> str:
+        return why_unfit(partial(build_model, name, 2, size), 3, size, size)
+
+    if why := unfit(image_size):
         nearest = sorted(SIZES_TRIED, key=lambda size: abs(size - image_size))
-        fit = next((f"--image-size {size}" for size in nearest if not _unfit(name, size)), "another --model")
+        fit = next((f"--image-size {size}" for size in nearest if not unfit(size)), "another --model")
         raise UsageError(f"--model {name} cannot take images of {image_size}x{image_size} pixels ({why}): try {fit}")
     if is_factory(name) or is_timm(name):
         _check_output(name, image_size)
@@ -130,20 +134,12 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
 
 
-def _unfit(name: str, size: int) -> str:
-    return why_unfit(partial(build_model, name, 2, size), 3, size, size)
-
-
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
     """Return why a model refuses inputs of this shape, in one line; empty if it accepts them or cannot be tried."""
     try:
         model = on_meta(build)
     except (RuntimeError, AssertionError, ValueError) as error:
         return _first_sentence(error)
-    return _refusal(model, *shape)
-
-
-def _refusal(model: nn.Module, *shape: int) -> str:
     with _device(model), torch.no_grad():
         try:
             model.eval()(torch.zeros(1, *shape))
