@@ -14,7 +14,7 @@ from raydali.errors import UsageError
 from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions, TrainingOptions, require
 from raydali.text import plural, summarize
-from raydali.train.recipes import find_recipe
+from raydali.train.recipe import find_recipe
 
 if TYPE_CHECKING:
     from torch import nn

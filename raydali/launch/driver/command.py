@@ -27,7 +27,7 @@ from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
 from raydali.output import mark_warnings, parse_options
 from raydali.report.console import Console
-from raydali.train.recipes import find_recipe
+from raydali.train.recipe import find_recipe
 
 Config = TypeVar("Config")
 

@@ -10,7 +10,7 @@ from typing import Any
 from raydali.errors import UsageError
 from raydali.report.html.history import VALIDATION, History, Status, number
 from raydali.text import duration, plural
-from raydali.train.recipes import Recipe, find_recipe
+from raydali.train.recipe import Recipe, find_recipe
 
 DASH = "\u2013"
 """Shown for a value that was not measured."""

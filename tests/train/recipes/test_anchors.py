@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydali.train.recipes import RECIPES, Settings, find_recipe
+from raydali.train.recipe import RECIPES, Settings, find_recipe
 from tests.train.recipes import anchors
 from tests.train.recipes.anchors import Table
 

@@ -12,7 +12,7 @@ from raydali.errors import UsageError
 from raydali.launch.defaults import Facts, resolve
 from raydali.train.models.classification import on_meta
 from raydali.train.optim import build_optimizer
-from raydali.train.recipes import RECIPES, Settings, find_recipe, micro_batch
+from raydali.train.recipe import RECIPES, Settings, find_recipe, micro_batch
 from tests.support.messages import mentioning, mentions
 
 
