@@ -1,23 +1,19 @@
 """A grid of restored images: each row has an input, the output and the target, with their PSNR."""
 
-import io
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from raydali.data.loading.loader import Loader
 from raydali.data.stream.permutation import Permutation
+from raydali.report.contact_sheet import Picture, Row, Sheet, as_png
 from raydali.run.folder import SAMPLES, RunFolder
 
 ROWS_SHOWN = 6
 SMALLEST_SIDE = 192
 """Minimum side of a drawn picture, pixels: smaller ones are enlarged by a whole number."""
-_GAP, _CAPTION = 8, 24
-
-Pixels = NDArray[np.uint8]
 
 
 class Examples:
@@ -49,30 +45,18 @@ class Examples:
 
 def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> bytes:
     """The sheet as a PNG, of images (N, 3, H, W), uint8, on any device."""
-    pixels = (images.permute(0, 2, 3, 1).cpu().numpy() for images in (inputs, outputs, truths))
-    rows = [_row(*triptych) for triptych in zip(*pixels, strict=True)]
-    sheet = Image.new("RGB", (rows[0].width, sum(row.height for row in rows)), "white")
-    for i, row in enumerate(rows):
-        sheet.paste(row, (0, i * row.height))
-    data = io.BytesIO()
-    sheet.save(data, "PNG")
-    return data.getvalue()
+    height, width = truths.shape[2:]
+    rows = []
+    for i, triple in enumerate(zip(inputs, outputs, truths, strict=True), 1):
+        input, output, truth = (image.permute(1, 2, 0).cpu().numpy() for image in triple)
+        labels = f"input, {psnr(input, truth)}", f"output, {psnr(output, truth)}", "truth"
+        pictures = [Picture(*each, facts=(), file="") for each in zip((input, output, truth), labels, strict=True)]
+        rows.append(Row(f"sample {i}", "", pictures))
+    side = -(-SMALLEST_SIDE // min(height, width)) * max(height, width)
+    return as_png(Sheet("Input, output and truth", (), rows, side=side))
 
 
-def _row(input: Pixels, output: Pixels, truth: Pixels) -> Image.Image:
-    scale = -(-SMALLEST_SIDE // min(truth.shape[:2]))
-    height, width = scale * truth.shape[0], scale * truth.shape[1]
-    row = Image.new("RGB", (3 * width + 4 * _GAP, height + _CAPTION + _GAP), "white")
-    canvas, font = ImageDraw.Draw(row), ImageFont.load_default(14)
-    captions = f"input, {_psnr(input, truth)}", f"output, {_psnr(output, truth)}", "truth"
-    for i, (pixels, caption) in enumerate(zip((input, output, truth), captions, strict=True)):
-        left = _GAP + i * (width + _GAP)
-        canvas.text((left, _CAPTION / 2), caption, "black", font, "lm")
-        picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST)
-        row.paste(picture, (left, _CAPTION))
-    return row
-
-
-def _psnr(image: Pixels, truth: Pixels) -> str:
+def psnr(image: NDArray[np.uint8], truth: NDArray[np.uint8]) -> str:
+    """The peak signal-to-noise ratio of an image (height, width, 3), uint8, as a text."""
     error = ((image.astype(float) - truth) ** 2).mean()
     return f"{10 * np.log10(255**2 / error):.1f} dB" if error else "the truth itself"

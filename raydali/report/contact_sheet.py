@@ -84,10 +84,12 @@ def as_png(sheet: Sheet, colours: int | None = None) -> bytes:
     from PIL import Image, ImageDraw
 
     side, columns = sheet.side, max(len(row.pictures) for row in sheet.rows)
+    drawn = [[_drawn(picture, side) for picture in row.pictures] for row in sheet.rows]
+    tallest = max(image.height for images in drawn for image in images)
     lines = 1 + max(len(picture.facts) for row in sheet.rows for picture in row.pictures)
     title, bold, plain, small = (_font(*kind) for kind in ((26, True), (15, True), (15, False), (13, False)))
     header = _MARGIN + 44 + 26 * len(sheet.facts) + (52 if sheet.verdict else 8)
-    height = side + 30 + _LINE * lines + 2 * _PAD
+    height = tallest + 30 + _LINE * lines + 2 * _PAD
     pictures = _TITLE_WIDTH + columns * side + (columns - 1) * _GAP + _PAD
     texts = [title.getlength(sheet.title), *map(plain.getlength, sheet.facts), bold.getlength(sheet.verdict) + 24]
     width = 2 * _MARGIN + max(pictures, *map(round, texts))
@@ -108,8 +110,8 @@ def as_png(sheet: Sheet, colours: int | None = None) -> bytes:
         draw.text((_MARGIN + _PAD, top + _PAD - 2), row.title, _INK, bold, "la")
         draw.text((_MARGIN + _PAD, top + _PAD + 22), row.caption, _GREY, small, "la")
         for column, picture in enumerate(row.pictures):
-            left, below = _MARGIN + _TITLE_WIDTH + column * (side + _GAP), top + _PAD + side + 6
-            image.paste(_drawn(picture, side), (left, top + _PAD))
+            left, below = _MARGIN + _TITLE_WIDTH + column * (side + _GAP), top + _PAD + tallest + 6
+            image.paste(drawn[i][column], (left, top + _PAD))
             draw.text((left, below), _fitting(picture.label, bold, side), _INK, bold, "la")
             for line, fact in enumerate(picture.facts):
                 draw.text((left, below + 22 + _LINE * line), _fitting(fact, small, side), _INK, small, "la")

@@ -109,7 +109,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
     assert validation["psnr"] > validation["input_psnr"] + 1
     assert validation["ssim"] > 0.85
     sheet = Image.open(io.BytesIO(folder.read("samples.png")))
-    assert sheet.size == (3 * 192 + 32, ROWS_SHOWN * (192 + 32))
+    assert sheet.width > 3 * 192 and sheet.height > ROWS_SHOWN * 192
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sheet as PNG and as HTML: what is drawn where, and names that do not fit."""
+"""The sheet as PNG and as HTML: what is drawn where, names that do not fit, and restored images."""
 
 import base64
 import io
@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from raydali.report.comparison_grid import draw, psnr
 from raydali.report.contact_sheet import SIDE, Picture, Row, Sheet, _fitting, _font, as_html, as_png
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30))
@@ -87,3 +89,23 @@ def test_names_are_shortened_in_their_middle(text: str) -> None:
         assert font.getlength(shown) > SIDE - 20
     else:
         assert shown == text.replace("\udcff", "?")
+
+
+@pytest.mark.parametrize(("height", "width", "scale"), [(64, 96, 3), (300, 200, 1), (1, 5, 192)])
+def test_restored_images_are_beside_one_another(height: int, width: int, scale: int) -> None:
+    def images(*colours: tuple[int, int, int]) -> torch.Tensor:
+        return torch.tensor(colours, dtype=torch.uint8)[:, :, None, None].expand(-1, -1, height, width)
+
+    dark, pink = (1, 2, 3), (254, 1, 254)
+    found = areas(draw(images(COLOURS[0], dark), images(COLOURS[1], pink), images(COLOURS[2], COLOURS[3])))
+    boxes = [found[colour] for colour in COLOURS]
+    assert all((right - left, bottom - top) == (scale * width, scale * height) for left, top, right, bottom in boxes)
+    assert boxes[0][2] < boxes[1][0] and boxes[1][2] < boxes[2][0]
+    assert boxes[0][1] == boxes[1][1] == boxes[2][1] < boxes[2][3] < boxes[3][1]
+    assert boxes[3][0] == boxes[2][0] and found[pink][0] == boxes[1][0]
+
+
+def test_an_output_has_its_distance_to_the_truth() -> None:
+    truth = np.zeros((8, 8, 3), np.uint8)
+    assert psnr(truth + 255, truth) == "0.0 dB" and psnr(truth + 1, truth) == "48.1 dB"
+    assert psnr(truth, truth) == "the truth itself"
