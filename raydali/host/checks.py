@@ -1,8 +1,9 @@
 """Checks of hosts. Each result is a row with a status, the value that was found, and a remedy after a failure."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from raydali.host.facts import Host, this_host
@@ -57,143 +58,126 @@ class Node:
 def rows(nodes: list[Node]) -> list[Row]:
     """Check nodes; nodes with the same result share a row."""
     found = [row for node in nodes for row in _of(node)]
-    answered = {node.name: node.host for node in nodes if node.host is not None}
-    found += _versions(answered)
-    return _merged(found)
+    found += _versions({node.name: node.host for node in nodes if node.host is not None})
+    names: dict[Row, list[str]] = {}
+    for row in found:
+        names.setdefault(replace(row, nodes=()), []).extend(row.nodes)
+    order = list(dict.fromkeys(row.check for row in found))
+    merged = (replace(row, nodes=tuple(of_row)) for row, of_row in names.items())
+    return sorted(merged, key=lambda row: order.index(row.check))
 
 
 def failed_checks() -> list[str]:
     """Return a line for each failed check of this GPU host that affects training; takes milliseconds."""
     host = this_host()
-    found = [check(Node(name=host.name), host) for check in (_driver, _nvjpeg, _shared_memory)]
+    found = [_row(host.name, check, host) for check in ("driver", "nvJPEG", "/dev/shm")]
     return [f"{host.name}: {row.check}: {row.found}: {row.remedy}" for row in found if row.status == "fail"]
-
-
-def _merged(found: list[Row]) -> list[Row]:
-    merged: dict[tuple[str, str, str, str], list[str]] = {}
-    for row in found:
-        merged.setdefault((row.check, row.status, row.found, row.remedy), []).extend(row.nodes)
-    order = list(dict.fromkeys(row.check for row in found))
-    together = [
-        Row(check=check, nodes=tuple(names), status=status, found=what, remedy=remedy)  # type: ignore[arg-type]
-        for (check, status, what, remedy), names in merged.items()
-    ]
-    return sorted(together, key=lambda row: order.index(row.check))
 
 
 def _of(node: Node) -> list[Row]:
     if node.host is None:
-        return [_row(node, "answers", "fail", node.silence, "look at its raylet.out, or take it out of the cluster")]
-    found = [check(node, node.host) for check in (_driver, _nvjpeg, _nvdec, _memory, _shared_memory, _open_files)]
+        remedy = "look at its raylet.out, or take it out of the cluster"
+        return [Row(check="answers", nodes=(node.name,), status="fail", found=node.silence, remedy=remedy)]
+    found = [_row(node.name, check, node.host) for check in CHECKS]
     if node.skew is not None:
-        found.append(_clock(node, *node.skew))
+        ahead, error = node.skew
+        late = abs(ahead) - error > MAX_SKEW
+        result = (f"{ahead:+.1f} s", "start chronyd or systemd-timesyncd") if late else (f"within {MAX_SKEW:g} s", "")
+        found.append(_judged(node.name, "clock", *result))
     if node.storage is not None:
         remedy = "give a folder that all nodes share, or an object store and its credentials on every node"
-        found.append(
-            _row(node, "storage", "fail", node.storage, remedy)
-            if node.storage
-            else _row(node, "storage", "ok", "written and read")
-        )
+        result = (node.storage, remedy) if node.storage else ("written and read", "")
+        found.append(_judged(node.name, "storage", *result))
     return found
 
 
-def _row(node: Node, check: str, status: Status, found: str, remedy: str = "") -> Row:
-    return Row(check=check, nodes=(node.name,), status=status, found=found, remedy=remedy)
+def _row(node: str, check: str, host: Host) -> Row:
+    if check in ON_GPUS and not host.has_gpu:
+        return _judged(node, check, "no GPU", None)
+    return _judged(node, check, *CHECKS[check](host))
 
 
-def _on_gpu(check: str) -> Callable[[Callable[[Node, Host], Row]], Callable[[Node, Host], Row]]:
-    """Return a decorator for a check that is skipped on hosts without a GPU."""
-
-    def wrap(function: Callable[[Node, Host], Row]) -> Callable[[Node, Host], Row]:
-        return lambda node, host: function(node, host) if host.has_gpu else _row(node, check, "none", "no GPU")
-
-    return wrap
+def _judged(node: str, check: str, found: str, remedy: str | None) -> Row:
+    status: Status = "none" if remedy is None else "fail" if remedy else "ok"
+    return Row(check=check, nodes=(node,), status=status, found=found, remedy=remedy or "")
 
 
-@_on_gpu("driver")
-def _driver(node: Node, host: Host) -> Row:
+Result = tuple[str, str | None]
+"""What was found, and the remedy: empty if all is well, None if the host does not need it."""
+
+
+def _driver(host: Host) -> Result:
     if not host.driver:
         remedy = "install NVIDIA's driver; in a container, start it with the NVIDIA runtime (--gpus all)"
-        return _row(node, "driver", "fail", "GPUs, but no driver that answers", remedy)
+        return "GPUs, but no driver that answers", remedy
     least = DRIVER_OF_CUDA.get(int(host.cuda.partition(".")[0] or 12), DRIVER_OF_CUDA[13])
-    there = tuple(int(part) for part in host.driver.split(".")[:2])
-    if there < least:
+    if tuple(int(part) for part in host.driver.split(".")[:2]) < least:
         wanted = ".".join(map(str, least))
         remedy = f"update the driver to {wanted} or newer, or install a torch that was built for an older CUDA"
-        return _row(node, "driver", "fail", f"{host.driver}, too old for torch's CUDA {host.cuda}", remedy)
-    return _row(node, "driver", "ok", host.driver)
+        return f"{host.driver}, too old for torch's CUDA {host.cuda}", remedy
+    return host.driver, ""
 
 
-@_on_gpu("nvJPEG")
-def _nvjpeg(node: Node, host: Host) -> Row:
-    if host.nvjpeg:
-        return _row(node, "nvJPEG", "fail", host.nvjpeg, NVJPEG_REMEDY)
-    return _row(node, "nvJPEG", "ok", "loads")
+def _nvjpeg(host: Host) -> Result:
+    remedy = "pip install nvidia-nvjpeg-cu12, or DALI decodes JPEGs on the CPU"
+    return (host.nvjpeg, remedy) if host.nvjpeg else ("loads", "")
 
 
-@_on_gpu("NVDEC")
-def _nvdec(node: Node, host: Host) -> Row:
-    if host.nvdec:
-        return _row(node, "NVDEC", "fail", host.nvdec, NVDEC_REMEDY)
-    return _row(node, "NVDEC", "ok", "loads")
+def _nvdec(host: Host) -> Result:
+    remedy = "in a container, add video to NVIDIA_DRIVER_CAPABILITIES; else install the driver's libnvidia-decode"
+    return (host.nvdec, remedy) if host.nvdec else ("loads", "")
 
 
-NVJPEG_REMEDY = "pip install nvidia-nvjpeg-cu12, or DALI decodes JPEGs on the CPU"
-NVDEC_REMEDY = "in a container, add video to NVIDIA_DRIVER_CAPABILITIES; else install the driver's libnvidia-decode"
-
-
-@_on_gpu("GPU memory")
-def _memory(node: Node, host: Host) -> Row:
+def _memory(host: Host) -> Result:
     if not host.gpus:
-        return _row(node, "GPU memory", "none", "the driver does not report it")
-    names = sorted({gpu.name for gpu in host.gpus})
-    gpus = f"{len(host.gpus)} x {' and '.join(names)}"
+        return "the driver does not report it", None
+    gpus = f"{len(host.gpus)} x {' and '.join(sorted({gpu.name for gpu in host.gpus}))}"
     full = [str(index) for index, gpu in enumerate(host.gpus) if gpu.free < LEAST_FREE * gpu.total]
     if full:
         least = min(gpu.free for gpu in host.gpus) / GIB
         remedy = "end the processes that use it, which nvidia-smi lists"
-        return _row(node, "GPU memory", "fail", f"{gpus}; {least:.0f} GiB free on {', '.join(full)}", remedy)
+        return f"{gpus}; {least:.0f} GiB free on {', '.join(full)}", remedy
     free = min(gpu.free / gpu.total for gpu in host.gpus)
-    return _row(node, "GPU memory", "ok", f"{gpus}, at least {math.floor(100 * free)}% free")
+    return f"{gpus}, at least {math.floor(100 * free)}% free", ""
 
 
-def _shared_memory(node: Node, host: Host) -> Row:
-    found = f"{host.shared_memory / GIB:.2f} GiB"
-    if host.shared_memory < LEAST_SHARED_MEMORY:
-        remedy = "1 GiB or more: --shm-size=8g for Docker, an emptyDir with medium: Memory at /dev/shm for Kubernetes"
-        return _row(node, "/dev/shm", "fail", found, remedy)
-    return _row(node, "/dev/shm", "ok", found)
+def _shared_memory(host: Host) -> Result:
+    remedy = "1 GiB or more: --shm-size=8g for Docker, an emptyDir with medium: Memory at /dev/shm for Kubernetes"
+    return f"{host.shared_memory / GIB:.2f} GiB", remedy if host.shared_memory < LEAST_SHARED_MEMORY else ""
 
 
-def _open_files(node: Node, host: Host) -> Row:
-    if host.open_files < LEAST_OPEN_FILES:
-        remedy = f"{LEAST_OPEN_FILES} or more: ulimit -Hn, LimitNOFILE of systemd, or --ulimit nofile of Docker"
-        return _row(node, "open files", "fail", str(host.open_files), remedy)
-    return _row(node, "open files", "ok", str(host.open_files) if host.open_files < 2**31 else "no limit")
+def _open_files(host: Host) -> Result:
+    remedy = f"{LEAST_OPEN_FILES} or more: ulimit -Hn, LimitNOFILE of systemd, or --ulimit nofile of Docker"
+    found = str(host.open_files) if host.open_files < 2**31 else "no limit"
+    return found, remedy if host.open_files < LEAST_OPEN_FILES else ""
 
 
-def _clock(node: Node, ahead: float, error: float) -> Row:
-    if abs(ahead) - error > MAX_SKEW:
-        return _row(node, "clock", "fail", f"{ahead:+.1f} s", "start chronyd or systemd-timesyncd")
-    return _row(node, "clock", "ok", f"within {MAX_SKEW:g} s")
+CHECKS: dict[str, Callable[[Host], Result]] = {
+    "driver": _driver,
+    "nvJPEG": _nvjpeg,
+    "NVDEC": _nvdec,
+    "GPU memory": _memory,
+    "/dev/shm": _shared_memory,
+    "open files": _open_files,
+}
+ON_GPUS = {"driver", "nvJPEG", "NVDEC", "GPU memory"}
+"""The checks of hosts with GPUs only."""
 
 
 def _versions(hosts: Mapping[str, Host]) -> list[Row]:
     """Return a row for each version of each package; raydali may be missing, since a job can bring it along."""
     found = []
     for package in dict.fromkeys(name for host in hosts.values() for name in host.versions):
-        by_version: dict[str, list[str]] = {}
-        for node, host in hosts.items():
-            by_version.setdefault(host.versions[package], []).append(node)
-        common = max(by_version, key=lambda version: (bool(version), len(by_version[version])))
-        for version, nodes in by_version.items():
+        amounts = Counter(host.versions[package] for host in hosts.values())
+        common = max(amounts, key=lambda version: (bool(version), amounts[version]))
+        for name, host in hosts.items():
+            version = host.versions[package]
             if not version and package == "raydali":
-                row = ("ok", "not installed: it travels with the job", "")
+                result = "not installed: it travels with the job", ""
             elif version == common and version:
-                row = ("ok", version, "")
+                result = version, ""
             else:
                 remedy = f"install {common}, as on other nodes" if common else "install all of requirements.lock"
-                row = ("fail", version or "not installed", remedy)
-            status, what, remedy = row
-            found.append(Row(check=package, nodes=tuple(nodes), status=status, found=what, remedy=remedy))  # type: ignore[arg-type]
+                result = version or "not installed", remedy
+            found.append(_judged(name, package, *result))
     return found

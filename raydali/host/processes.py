@@ -48,15 +48,12 @@ def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Proc
     """
     running = _running()
     marked = {process for process in running if _has_mark(process, mark)}
-    sessions = {running[process][1] for process in marked} - {0}
-    found = {process for process, (_, session) in running.items() if session in sessions} | marked
+    sessions = {running[process] for process in marked} - {0}
+    found = marked | {process for process, session in running.items() if session in sessions}
     found |= running.keys() & {*known}
-    grew = True
-    while grew:
-        pids = {process.pid for process in found}
-        children = {process for process, (parent, _) in running.items() if parent in pids} - found
-        found |= children
-        grew = bool(children)
+    for process in [*found]:
+        with suppress(psutil.Error):
+            found |= {*process.children(recursive=True)}
     return [process for process in running if process in found and process.pid != os.getpid()]
 
 
@@ -88,15 +85,15 @@ def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def _running() -> dict[psutil.Process, tuple[int, int]]:
-    """Return the parent and the session of each of this user's processes, without zombies."""
+def _running() -> dict[psutil.Process, int]:
+    """Return the session of each of this user's processes, without zombies."""
     found = {}
     for pid in psutil.pids():  # process_iter caches objects, whose ids may be reused
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             with process.oneshot():
                 if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process] = process.ppid(), os.getsid(pid)
+                    found[process] = os.getsid(pid)
     return found
 
 
