@@ -9,11 +9,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from queue import Queue
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from raydali.errors import UsageError
 from raydali.report.tensorboard import TensorBoard, scalars
@@ -28,23 +27,6 @@ END_SECONDS = 30.0
 
 Record = Mapping[str, Any]
 End = Literal["finished", "failed", "interrupted"]
-
-
-class Tracker(Protocol):
-    """A program that records runs."""
-
-    @property
-    def id(self) -> str:
-        """Its id of this run."""
-        ...
-
-    def epoch(self, record: Record) -> None:
-        """Record a line of `epochs.jsonl`."""
-        ...
-
-    def end(self, how: End) -> None:
-        """Record that the driver ends."""
-        ...
 
 
 class MlflowTracker:
@@ -69,7 +51,7 @@ class MlflowTracker:
         self._client.log_batch(id, params=params)
 
     def epoch(self, record: Record) -> None:
-        """See Tracker; MLflow's step is the optimizer's."""
+        """Record a line of `epochs.jsonl`; MLflow's step is the optimizer's."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -77,7 +59,7 @@ class MlflowTracker:
         self._client.log_batch(self.id, metrics=metrics)
 
     def end(self, how: End) -> None:
-        """Do what Tracker describes."""
+        """Record that the driver ends."""
         status = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[how]
         self._client.set_terminated(self.id, status)
 
@@ -102,18 +84,16 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def epoch(self, record: Record) -> None:
-        """See Tracker; all charts are over the optimizer's step."""
+        """Record a line of `epochs.jsonl`; all charts are over the optimizer's step."""
         self._run.log(scalars(record) | {"step": record["step"]})
 
     def end(self, how: End) -> None:
-        """Do what Tracker describes."""
+        """Record that the driver ends."""
         self._run.finish(exit_code=0 if how == "finished" else 1)
 
 
-TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any], str | None], Tracker]] = {
-    "mlflow": MlflowTracker,
-    "wandb": WandbTracker,
-}
+Tracker = MlflowTracker | WandbTracker
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": MlflowTracker, "wandb": WandbTracker}
 """Trackers by the names of their packages."""
 
 
@@ -155,27 +135,22 @@ def tracked(
     trackers: dict[str, Tracker] = {}
     board = TensorBoard(folder)
 
-    def take(record: Record) -> None:
-        attempt("TensorBoard's file", partial(board.epoch, record))
-        for name, tracker in trackers.items():
-            attempt(name, partial(tracker.epoch, record))
+    def work() -> None:
+        while (record := records.get()) is not None:
+            attempt("TensorBoard's file", board.epoch, record)
+            for name, tracker in trackers.items():
+                attempt(name, tracker.epoch, record)
+        for name, tracker in reversed(trackers.items()):
+            attempt(name, tracker.end, how)
 
-    def attempt(name: str, call: Callable[[], None]) -> None:
+    def attempt(name: str, call: Callable[[Any], None], value: object) -> None:
         try:
-            call()
+            call(value)
         except Exception as error:
             warn(f"{name} did not receive an epoch or the end: {type(error).__name__}: {error}")
 
-    def end() -> None:
-        for name, tracker in reversed(trackers.items()):
-            attempt(name, partial(tracker.end, how))
-
-    def work() -> None:
-        while (call := calls.get()) is not None:
-            call()
-
     how: End = "failed"
-    calls: Queue[Callable[[], None] | None] = Queue()
+    records: Queue[Record | None] = Queue()
     # On a thread of their own: they may retry for minutes, while the driver must supervise the run.
     worker = Thread(target=work, daemon=True, name="trackers")
     worker.start()
@@ -189,14 +164,13 @@ def tracked(
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id
                 folder.write_json(IDS, ids)
-        yield lambda record: calls.put(partial(take, record))
+        yield records.put
         how = "finished"
     except KeyboardInterrupt:
         how = "interrupted"
         raise
     finally:
-        calls.put(end)
-        calls.put(None)
+        records.put(None)
         worker.join(END_SECONDS)
         if worker.is_alive():
             late = ", ".join(["TensorBoard", *names])

@@ -25,6 +25,7 @@ from raydali.launch.driver.worker_group import WorkerGroup
 from raydali.launch.job import WorkerTask
 from raydali.launch.trainer import GroupEnd
 from raydali.report.console import Console
+from raydali.report.html import text
 from raydali.report.html.live import LiveReport
 from raydali.run import events, messages
 from raydali.text import error_line
@@ -87,9 +88,9 @@ def train_in_workers(
     driver.close(event)
     if error is not None:
         raise error
-    if (message := report.beside_published()) is not None:
+    if (message := text.beside_published(report.history)) is not None:
         console.print(message)
-    console.print(": ".join(filter(None, ["finished", str(folder), report.last_and_best()])))
+    console.print(": ".join(filter(None, ["finished", str(folder), text.last_and_best(report.history)])))
 
 
 class Driver:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydali.errors import SupersededError
-from raydali.report.html import text
 from raydali.report.html.history import FILES, History
 from raydali.report.html.page import run_page
 from raydali.run.events import END_EVENTS
@@ -29,13 +28,16 @@ class LiveReport:
     Args:
         warn: takes a line.
         clock: seconds, rising.
+
+    Attributes:
+        history: what the page shows.
     """
 
     def __init__(
         self, folder: RunFolder, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder, self._warn, self._clock = folder, warn, clock
-        self._history = History(folder.name, str(folder))
+        self.history = History(folder.name, str(folder))
         self._warned = self._changed = False
         self._due = 0.0
         self._versions: dict[str, tuple[int, int] | None] = {}
@@ -43,14 +45,14 @@ class LiveReport:
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Add a row of `events.jsonl`; if it ends the driver, the last page is written."""
-        self._history.add_event(row)
+        self.history.add_event(row)
         self._changed = True
         if row.get("event") in END_EVENTS:
             self._attempt(self._write)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Add a line of `epochs.jsonl`."""
-        self._attempt(lambda: self._history.add_epoch(record))
+        self._attempt(lambda: self.history.add_epoch(record))
         self._changed = True
 
     def poll(self) -> None:
@@ -63,28 +65,20 @@ class LiveReport:
         ended = self._clock()
         self._due = ended + max(PAUSE_SECONDS, (ended - began) / MAX_SHARE)
 
-    def beside_published(self) -> str | None:
-        """Return the run's accuracy beside its recipe's; None without a recipe."""
-        return text.beside_published(self._history)
-
-    def last_and_best(self) -> str | None:
-        """Return the score of the last epoch and the best one; None if it is not known."""
-        return text.last_and_best(self._history)
-
     def _read(self) -> None:
-        self._history = History.read(self._folder)
+        self.history = History.read(self._folder)
 
     def _write(self) -> None:
         infos = self._folder.filesystem.get_file_info([self._folder.path(file) for file in FILES])
         for file, info in zip(FILES, infos, strict=True):
             version = (info.mtime_ns, info.size) if info.is_file else None
             if version is None:
-                self._history.files.pop(file, None)
+                self.history.files.pop(file, None)
             elif version != self._versions.get(file):
-                self._history.files[file] = self._folder.read(file)
+                self.history.files[file] = self._folder.read(file)
             self._versions[file] = version
-        ended = bool(self._history.events) and self._history.events[-1].get("event") in END_EVENTS
-        self._folder.write(REPORT, run_page(self._history, reload_seconds=0 if ended else RELOAD_SECONDS))
+        ended = bool(self.history.events) and self.history.events[-1].get("event") in END_EVENTS
+        self._folder.write(REPORT, run_page(self.history, reload_seconds=0 if ended else RELOAD_SECONDS))
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:

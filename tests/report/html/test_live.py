@@ -8,6 +8,7 @@ import pytest
 
 from raydali.report.html import live
 from raydali.report.html.live import PAUSE_SECONDS, LiveReport
+from raydali.report.html.text import last_and_best
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentions
 from tests.support.report_runs import event, record, start, write
@@ -61,10 +62,10 @@ def test_the_best_epoch_is_that_of_the_end(folder: RunFolder, clock: Clock) -> N
     folder.write_json("model.json", {"best": None})
     report = LiveReport(folder, refuse, clock)
     report.epoch(record(0))
-    assert report.last_and_best() is None
+    assert last_and_best(report.history) is None
     folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": 0.5}})
     report.event(event("finish", 20))
-    assert mentions(report.last_and_best() or "", "top1 0.5 0 best") and "the best" in page_of(folder)
+    assert mentions(last_and_best(report.history) or "", "top1 0.5 0 best") and "the best" in page_of(folder)
 
 
 def test_a_resume_goes_on_from_what_lies_there(folder: RunFolder, clock: Clock) -> None:
