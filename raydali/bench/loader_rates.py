@@ -18,7 +18,7 @@ from typing import Any
 
 from raydali.bench.image_loaders import Batches, Task
 from raydali.bench.processes import CONTEXT, MeasurementError, run_ranks
-from raydali.host import cuda_queues
+from raydali.host import hardware
 from raydali.text import duration, number, plural
 
 WARM_UP = 0.2
@@ -119,7 +119,7 @@ def _deliver(together: tuple[Task, Any], rank: int, _: int) -> Delivered:
     task, barrier = together
     task = replace(task, rank=rank)
     if task.gpu and task.contender.all_queues:
-        cuda_queues.set_max_connections()
+        hardware.set_max_connections()
     with closing(task.contender.batches(task)) as batches:
         return _count(task, batches, barrier)
 

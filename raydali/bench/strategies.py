@@ -41,7 +41,7 @@ from raydali.bench.train_rank import MIN_CLASSES, Step, optimizer_step
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages
 from raydali.errors import UsageError
-from raydali.host import cuda_queues
+from raydali.host import hardware
 from raydali.output import devices, gpu_names
 from raydali.text import number
 
@@ -288,7 +288,7 @@ def measure_strategy(task: StrategyTask, rank: int, port: int) -> dict[str, Any]
 
     task = replace(task, rank=rank)
     if task.gpus and task.loader == "dali":
-        cuda_queues.set_max_connections()
+        hardware.set_max_connections()
     join_ranks(rank, task.world_size, port)
     worker = Worker.join(torch.device(task.device), cpus=task.threads, node="local")
     torch.manual_seed(rank)

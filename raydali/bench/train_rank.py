@@ -24,7 +24,7 @@ from raydali.bench.image_loaders import LOADERS, Pixels, Task, our_loader
 from raydali.bench.processes import join_ranks
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages
-from raydali.host import cuda_queues
+from raydali.host import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
 
     loading = replace(task.loading, rank=rank)
     if loading.gpu and LOADERS[loading.loader].all_queues:
-        cuda_queues.set_max_connections()
+        hardware.set_max_connections()
     worker = _join(loading, port)
     torch.manual_seed(rank)  # so that torchvision's order differs between ranks; DDP broadcasts the weights of rank 0
     torch.backends.cudnn.benchmark = True

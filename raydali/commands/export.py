@@ -71,7 +71,7 @@ def main(options: Export) -> None:
 
     from raydali.data.loading.quarantine import none_read
     from raydali.extras import require_extra
-    from raydali.host.cuda_queues import set_max_connections
+    from raydali.host.hardware import set_max_connections
     from raydali.inference.engine import checked_inference
     from raydali.inference.export.exported_model import exported_model
     from raydali.inference.export.formats import FORMATS

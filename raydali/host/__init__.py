@@ -1,1 +1,1 @@
-"""The machine: facts, checks, CPU times, CUDA queues, processes and signals."""
+"""The machine: facts, checks, CPU times, what its hardware does best, processes and signals."""

@@ -11,10 +11,6 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pynvml import c_nvmlDevice_t
 
 PACKAGES = ("ray", "torch", "torchvision", "nvidia-dali-cuda120", "raydali")
 """Packages whose versions must be the same on all nodes."""
@@ -64,6 +60,7 @@ class Host:
 def this_host() -> Host:
     """Describe the host of this process."""
     driver, gpus = driver_and_gpus()
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Host(
         name=socket.gethostname(),
         driver=driver,
@@ -72,7 +69,7 @@ def this_host() -> Host:
         nvdec=why_no_nvdec(),
         cuda=_cuda_of_torch(),
         shared_memory=_shared_memory(),
-        open_files=_open_files(),
+        open_files=2**31 if open_files == resource.RLIM_INFINITY else open_files,
         versions=versions(),
     )
 
@@ -115,22 +112,17 @@ def driver_and_gpus() -> tuple[str, tuple[Gpu, ...]]:
     """
     import pynvml as nvml
 
-    driver, gpus = "", tuple[Gpu, ...]()
+    driver, gpus = "", list[Gpu]()
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
         try:
             driver = nvml.nvmlSystemGetDriverVersion()
-            gpus = tuple(_gpu(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount()))
+            for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                gpus.append(Gpu(name=nvml.nvmlDeviceGetName(handle), free=memory.free, total=memory.total))
         finally:
             nvml.nvmlShutdown()
-    return driver, gpus
-
-
-def _gpu(handle: "c_nvmlDevice_t") -> Gpu:
-    import pynvml as nvml
-
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(name=nvml.nvmlDeviceGetName(handle), free=memory.free, total=memory.total)
+    return driver, tuple(gpus)
 
 
 def kernel_sees_gpu() -> bool:
@@ -153,11 +145,6 @@ def _shared_memory() -> int:
     except OSError:
         return 0
     return size.f_blocks * size.f_frsize
-
-
-def _open_files() -> int:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if hard == resource.RLIM_INFINITY else hard
 
 
 def _version(package: str) -> str:

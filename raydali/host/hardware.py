@@ -1,5 +1,7 @@
-"""The fastest precision of a device, and the length of runs from which compilation saves time."""
+"""The fastest precision of a device, how long a run must be for compilation to pay, and the queues of a GPU."""
 
+import os
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +16,9 @@ COMPILE_PAYS_FROM = 10_000
 of 256 on an H200, so 2,500 steps are enough there; shorter steps save less (docs/performance.md)."""
 OVERLAP_PAYS = frozenset({"cuda"})
 """Types of devices on which training is faster if the all-reduce of gradients overlaps with the backward pass."""
+HARDWARE_QUEUES = 32
+"""CUDA's maximum number of hardware queues of a GPU."""
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -46,3 +51,25 @@ def _cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
+
+
+def set_max_connections() -> None:
+    """Request all hardware queues of GPUs. Warn if this process already uses CUDA: then it is too late.
+
+    By default, CUDA distributes the streams of a process over 8 queues. DALI's JPEG decoder alone has more streams. If
+    one of them shares a queue with the training step, its images wait until the step has ended. docs/performance.md has
+    the measurements.
+    """
+    import torch
+
+    now = os.environ.get(QUEUES_VARIABLE)
+    if now == str(HARDWARE_QUEUES):
+        return
+    if torch.cuda.is_initialized():
+        warnings.warn(
+            f"CUDA was initialized before raydali could set {QUEUES_VARIABLE} (now {now or 'unset'}), so decoding "
+            f"waits for training: set {QUEUES_VARIABLE}={HARDWARE_QUEUES} in the environment",
+            stacklevel=3,
+        )
+        return
+    os.environ[QUEUES_VARIABLE] = str(HARDWARE_QUEUES)

@@ -11,7 +11,7 @@ import torch
 
 from raydali.errors import CommandError, UsageError
 from raydali.host.cpu_times import usable_cores
-from raydali.host.cuda_queues import set_max_connections
+from raydali.host.hardware import set_max_connections
 from raydali.inference.engine import Inference, PartResult
 from raydali.inference.job_module import PREFIX
 from raydali.inference.options import WAIT_POLICY

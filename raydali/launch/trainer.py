@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raydali.host.cuda_queues import HARDWARE_QUEUES
+from raydali.host.hardware import HARDWARE_QUEUES
 from raydali.run.events import Failure, Preemption
 from raydali.text import error_line
 

@@ -2,6 +2,6 @@
 
 import os
 
-from raydali.host.cuda_queues import HARDWARE_QUEUES, VARIABLE
+from raydali.host.hardware import HARDWARE_QUEUES, QUEUES_VARIABLE
 
-os.environ[VARIABLE] = str(HARDWARE_QUEUES)
+os.environ[QUEUES_VARIABLE] = str(HARDWARE_QUEUES)

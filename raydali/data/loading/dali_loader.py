@@ -27,7 +27,7 @@ from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, time
 from raydali.data.tasks.dali_trial import cause_of
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.errors import StorageAway
-from raydali.host import cuda_queues
+from raydali.host import hardware
 
 if TYPE_CHECKING:
     from nvidia.dali.tensors import TensorListCPU, TensorListGPU
@@ -78,7 +78,7 @@ class DaliLoader(Loader):
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
         self._decodes: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
         if self._dali_device == "gpu":
-            cuda_queues.set_max_connections()
+            hardware.set_max_connections()
         self._gpu = (self.device.index or 0) if self._dali_device == "gpu" else None
         self._screening = Screening(self.quarantine, self._gpu, self.threads)
         self._prefetcher = InputPrefetcher(self, pipeline)
