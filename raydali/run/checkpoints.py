@@ -9,7 +9,7 @@ A kill at any time leaves the newest complete checkpoint intact. A failed save i
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -155,10 +155,10 @@ class CheckpointStore:
         unsaved.before_writing()
         if unsaved.best is not None:
             unsaved.best.write(self._folder)
-        files = {FILE_NAME: checkpoint_file.serialize(unsaved.state)}
-        for file, contents in files.items():
-            self._folder.write(f"{name}/{file}", contents)
-        manifest = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
+        contents = checkpoint_file.serialize(unsaved.state)
+        self._folder.write(f"{name}/{FILE_NAME}", contents)
+        world_size = self._worker.world_size
+        manifest = checkpoint_file.manifest({FILE_NAME: contents}, step=unsaved.step, world_size=world_size)
         self._folder.write(f"{name}/{MANIFEST}", manifest)
         self._unsaved, self._failures = None, 0
         self._tidy(unsaved.step)
@@ -169,13 +169,15 @@ class CheckpointStore:
             self._failing_since = time.monotonic()
         self._why, self._failures = why, self._failures + 1
         step = self._unsaved.step
-        self._emit(CheckpointFailed(step=step, path=self._path(step), reason=why, in_a_row=self._failures))
+        self._emit(
+            CheckpointFailed(step=step, path=f"{self._folder}/{name_of(step)}", reason=why, in_a_row=self._failures)
+        )
 
     def _tidy(self, step: int) -> None:
         """Delete old checkpoints, and incomplete ones that killed processes have left."""
         try:
             complete = 0
-            for name in self._names():
+            for name in newest_first(self._folder):
                 if self._folder.exists(f"{name}/{MANIFEST}"):
                     complete += 1
                     if complete <= KEPT or self._is_kept(step_of(name)):
@@ -224,7 +226,7 @@ class CheckpointStore:
     def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
         last = ""
-        for name in self._names():
+        for name in newest_first(self._folder):
             if not self._folder.exists(f"{name}/{MANIFEST}"):
                 continue
             try:
@@ -244,12 +246,10 @@ class CheckpointStore:
                 "restore one, or give another --name"
             )
         # The third epoch's row is only written after the first epoch's checkpoint was saved.
-        if len(self._folder.rows(EPOCHS)) > 2 or any(self._refused()):
+        refused_before = any(self._folder.exists(f"{name}/{REFUSED}") for name in newest_first(self._folder))
+        if refused_before or len(self._folder.rows(EPOCHS)) > 2:
             raise StorageError(f"{self._folder} has epochs but no checkpoint: restore one, or give another --name")
         return None
-
-    def _refused(self) -> Iterator[bool]:
-        return (self._folder.exists(f"{name}/{REFUSED}") for name in self._names())
 
     def _read(self, name: str) -> dict[str, Any]:
         def contents(file: str) -> bytes:
@@ -259,10 +259,3 @@ class CheckpointStore:
                 raise BadCheckpointError(f"{file} is missing") from error
 
         return checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
-
-    def _names(self) -> list[str]:
-        """Return the names of the checkpoints' folders, the newest first."""
-        return newest_first(self._folder)
-
-    def _path(self, step: int) -> str:
-        return f"{self._folder}/{name_of(step)}"

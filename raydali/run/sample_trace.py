@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ SCHEMA = pa.schema(
         ("repeat", pa.int32()),
     ]
 )
-
 
 _FILE = r"step-(\d+)-(\d+)-rank-\d+\.parquet(\.partial-[\w-]+)?"
 
@@ -55,13 +53,16 @@ class SampleTrace:
             return
         sizes = [len(batch.ids) for batch in batches]
         ids = np.concatenate([batch.ids for batch in batches])
+        none = np.full_like(ids, -1)
+        replaced = [none[: len(each.ids)] if each.replaced_by is None else each.replaced_by for each in batches]
+        replaced_by = np.concatenate(replaced)
         columns: list[Any] = [
             np.repeat([batch.step for batch in batches], sizes),
             np.concatenate([batch.epochs for batch in batches]),
             np.full(len(ids), self._rank, np.int32),
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
-            _replaced_by(batches),
+            pa.array(replaced_by, pa.int64(), mask=replaced_by == -1),
             np.concatenate([np.zeros_like(each.ids) if each.repeats is None else each.repeats for each in batches]),
         ]
         sink = io.BytesIO()
@@ -69,13 +70,6 @@ class SampleTrace:
         first, last = batches[0].step, batches[-1].step
         self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
         self._micro_batches = []
-
-
-def _replaced_by(batches: Sequence[MicroBatch]) -> pa.Array:
-    none = -1
-    ids = [np.full_like(batch.ids, none) if batch.replaced_by is None else batch.replaced_by for batch in batches]
-    joined = np.concatenate(ids)
-    return pa.array(joined, pa.int64(), mask=joined == none)
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:
