@@ -1,6 +1,5 @@
-"""Checkpoints of one process: what counts, what is refused, and what is kept."""
+"""Checkpoints: what counts, what is refused, what is kept, and what other ranks get of rank 0."""
 
-import io
 import os
 import pickle
 import re
@@ -19,9 +18,10 @@ from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights, read_model
 from raydali.train import checkpoint_file
 from raydali.train.checkpoint_file import serialize
+from raydali.train.worker import Worker
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.messages import mentioning, mentions
-from tests.support.ranks import folder_of
+from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 
 def test_the_newest_comes_back_and_the_three_newest_are_kept(folder: RunFolder) -> None:
@@ -217,6 +217,61 @@ def test_a_state_with_few_tensors_and_many_values(length: int) -> None:
         "half": torch.ones(7, dtype=torch.bfloat16),
         "values": [*range(length)],
     }
-    read = torch.load(io.BytesIO(serialize(state)), weights_only=True)
+    read = torch.load(BytesIO(serialize(state)), weights_only=True)
     assert torch.equal(read["weight"], state["weight"]) and torch.equal(read["half"], state["half"])
     assert read["values"] == state["values"]
+
+
+STATE: dict[str, Any] = {
+    "tensors": [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.tensor(7, dtype=torch.int64),
+        torch.empty(0, 3),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.tensor([True, False]),
+        torch.tensor([0.1, -2.0], dtype=torch.bfloat16),
+    ],
+    "optimizer": {
+        "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 1)}],
+    },
+    "plain": [None, True, 5, 0.5, "text"],
+}
+
+
+def shared(contents: bytes) -> bytes:
+    """The state that this rank gets of these contents of a file, which the first one reads; as such contents."""
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+    state = torch.load(BytesIO(contents), weights_only=True) if worker.rank == 0 else None
+    return bytes(serialize(worker.state_from_first(state)))
+
+
+def test_every_rank_gets_the_first_one_s_state() -> None:
+    for contents in run_ranks(3, shared, bytes(serialize(STATE))):
+        state = torch.load(BytesIO(contents), weights_only=True)
+        assert all(map(torch.equal, state["tensors"], STATE["tensors"]))
+        assert [each.dtype for each in state["tensors"]] == [each.dtype for each in STATE["tensors"]]
+        assert torch.equal(state["optimizer"]["state"][0]["step"], torch.tensor(3.0))
+        assert state["optimizer"]["param_groups"] == STATE["optimizer"]["param_groups"]
+        assert state["plain"] == STATE["plain"]
+
+
+def read_of(folder: RunFolder) -> tuple[float, int]:
+    """The step of the newest checkpoint's tensors, and how often this process has read a state."""
+    read: list[str] = []
+    real = RunFolder.read
+
+    def noted(self: RunFolder, file: str) -> bytes:
+        read.append(file)
+        return real(self, file)
+
+    RunFolder.read = noted  # type: ignore[method-assign]
+    state = LocalSession(folder).checkpoints.newest()
+    assert state is not None
+    return float(state["state"]["model"]["weight"][-1]), sum(Path(file).name == "state.pt" for file in read)
+
+
+def test_only_the_first_rank_reads(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 5, 10)
+    assert run_ranks(3, read_of, folder) == [(10.0, 1), (10.0, 0), (10.0, 0)]
