@@ -8,14 +8,16 @@
 The nodes are processes, and their GPUs are declared but do not exist. Access requires a random token.
 """
 
+import shutil
 import sys
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from raydali.commands.local_cluster import state
+from raydali.commands.local_cluster import head
 from raydali.errors import UsageError
+from raydali.host import processes
 from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import duration, plural
 
@@ -60,7 +62,7 @@ def main(options: Up | Down | Status) -> None:
     Raises:
         UsageError: an option is invalid.
     """
-    folder = state.checked(options.folder or state.default_folder())
+    folder = head.checked_folder(options.folder)
     if isinstance(options, Up):
         _up(options, folder)
     elif isinstance(options, Down):
@@ -70,40 +72,32 @@ def main(options: Up | Down | Status) -> None:
 
 
 def _up(options: Up, folder: Path) -> None:
-    from raydali.commands.local_cluster import head
-    from raydali.host import processes
-
-    earlier = state.read(folder)
+    earlier = head.read_folder(folder)
     if earlier is not None:
         if processes.members(earlier.mark):
             raise UsageError(f"a cluster is up in {folder}: run raydali cluster down, or give another --folder")
-        state.remove(folder)
+        shutil.rmtree(folder)
     config = head.config_of(options.file or head.STANDARD)
     ports = head.Ports.checked(options.port, options.dashboard_port, options.client_port)
     address = head.address_of_this_machine()
-    state.make(folder)
-    cluster = state.State(
+    cluster = head.State(
         mark=uuid.uuid4().hex,
         head=f"{address}:{ports.ray}",
         dashboard=f"http://127.0.0.1:{ports.dashboard}",
         started=time.time(),
     )
-    up = False
+    head.create_folder(folder, cluster)
     try:
-        state.write(folder, cluster)
         head.start(folder, cluster, ports, config, timeout=options.timeout)
-        up = True
-    finally:
-        if not up:
-            processes.end(cluster.mark)
+    except BaseException:
+        processes.end(cluster.mark)
+        raise
     print(f"the cluster is up: {cluster.dashboard}, and {cluster.head} for ray start; its files are in {folder}")
     print(f"to use it, run: source {folder}/env")
 
 
 def _down(folder: Path) -> None:
-    from raydali.host import processes
-
-    cluster = state.read(folder)
+    cluster = head.read_folder(folder)
     if cluster is None:
         print(f"there is no cluster in {folder}")
         return
@@ -113,30 +107,27 @@ def _down(folder: Path) -> None:
         listed = "; ".join(f"{process.pid} {processes.command_line(process)[:60]}" for process in left)
         print(f"error: {plural(len(left), 'process')} cannot be ended: {listed}", file=sys.stderr)
         sys.exit(1)
-    state.remove(folder)
+    shutil.rmtree(folder)
     print(f"the cluster is down: {plural(number, 'process')} ended, {folder} is deleted")
 
 
 def _status(options: Status, folder: Path) -> None:
-    from raydali.commands.local_cluster import head
-    from raydali.host import processes
-
     require_writable("--json", options.json)
-    cluster = state.read(folder)
+    cluster = head.read_folder(folder)
     running = processes.members(cluster.mark) if cluster is not None else []
     if cluster is None or not running:
         print(f"no cluster is up in {folder}: start one with raydali cluster up")
         sys.exit(1)
     try:
-        nodes = head.nodes(cluster.dashboard, state.token(folder))
+        nodes = head.nodes(folder, cluster)
     except OSError as error:
         print(f"{cluster.dashboard} does not answer ({plural(len(running), 'process')}, files in {folder}): {error}")
         sys.exit(1)
     if options.json:
         found = {"dashboard": cluster.dashboard, "head": cluster.head, "processes": len(running)}
-        write_json(found | {"nodes": [asdict(node) for node in nodes]}, options.json)
+        write_json(found | {"nodes": nodes}, options.json)
     up = duration(time.time() - cluster.started)
     print(f"running for {up}: {cluster.dashboard}, {plural(len(running), 'process')}, files in {folder}")
-    for node in sorted(nodes, key=lambda node: not node.head):
-        kind = "head" if node.head else "node"
-        print(f"{kind}  {node.id[:4]}...{node.id[-4:]}  {plural(node.cpus, 'CPU')}, {plural(node.gpus, 'GPU')}")
+    for node in sorted(nodes, key=lambda node: not node["head"]):
+        kind, key = "head" if node["head"] else "node", node["id"]
+        print(f"{kind}  {key[:4]}...{key[-4:]}  {plural(node['cpus'], 'CPU')}, {plural(node['gpus'], 'GPU')}")

@@ -1,20 +1,32 @@
-"""The head of a cluster on this machine: start it, and list the nodes of the cluster."""
+"""A cluster on this machine: its folder, its head, and its nodes.
+
+The folder contains:
+
+cluster.json   the addresses of the cluster and the mark of its processes
+token          authorizes the use of the cluster; mode 600
+env            shell variables: after `source env`, `ray` and `raydali` use this cluster
+config.yaml    the configuration of the autoscaler
+head.log       the output of the head
+ray/           Ray's temporary folder
+"""
 
 import json
 import os
+import secrets
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from raydali.commands.local_cluster.state import State
 from raydali.errors import UsageError
 from raydali.host.processes import MARK
 from raydali.output import log_tail
@@ -36,6 +48,78 @@ STANDARD = str(Path(__file__).with_name("local.yaml"))
 """The configuration of a cluster without --file."""
 PROVIDER = "raydali.commands.local_cluster.provider.LocalNodeProvider"
 """Replaces the provider of the configuration, which is Ray's."""
+MAX_FOLDER_LENGTH = 40
+"""Maximum number of characters: Ray's sockets are in the folder, and a socket's path has at most 107."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A cluster that was started.
+
+    Attributes:
+        mark: the value of an environment variable by which its processes are found.
+        head: address of Ray's own port, for `ray start --address`.
+        dashboard: address for `ray job submit`.
+        started: seconds since 1970.
+    """
+
+    mark: str
+    head: str
+    dashboard: str
+    started: float
+
+
+def checked_folder(folder: str | None) -> Path:
+    """Return the absolute path of a folder; None: the default one of this user.
+
+    Raises:
+        UsageError: the path is too long for Ray's sockets.
+    """
+    path = Path(folder or f"/tmp/raydali-{os.getuid()}").expanduser().absolute()
+    if len(str(path)) > MAX_FOLDER_LENGTH:
+        raise UsageError(
+            f"--folder {path} has {len(str(path))} characters, and Ray's sockets in it allow {MAX_FOLDER_LENGTH}: "
+            "give a shorter one, such as /tmp/r"
+        )
+    return path
+
+
+def create_folder(folder: Path, state: State) -> None:
+    """Create the folder, accessible to this user only, with files that describe the cluster, and a new token.
+
+    Raises:
+        UsageError: the folder exists and is not an empty folder of this user, or it cannot be created.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        there = folder.lstat()
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or any(folder.iterdir()):
+            raise UsageError(f"--folder {folder} has other contents: give another one") from None
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"--folder {folder} cannot be created: {error.strerror}; give another one") from error
+    secret = folder / "token"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32))
+    (folder / "env").write_text(
+        f"export RAY_ADDRESS={state.dashboard} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={secret}\nunset RAY_AUTH_TOKEN\n"
+    )
+    (folder / "cluster.json").write_text(json.dumps(asdict(state), indent=1))
+
+
+def read_folder(folder: Path) -> State | None:
+    """Read the cluster of a folder; None if there is none.
+
+    Raises:
+        UsageError: the folder belongs to another user.
+    """
+    try:
+        if folder.stat().st_uid != os.getuid():
+            raise UsageError(f"--folder {folder} belongs to another user: give another one")
+        return State(**json.loads((folder / "cluster.json").read_text()))
+    except FileNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +149,6 @@ class Ports:
                     ) from None
                 taken.append(server.getsockname()[1])
         return cls(ray=taken[0], dashboard=taken[1], client=taken[2])
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOfCluster:
-    """A node of the cluster that is alive."""
-
-    id: str
-    head: bool
-    cpus: float
-    gpus: float
 
 
 def config_of(file: str) -> dict[str, Any]:
@@ -150,52 +224,45 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
         **HEAD_ENVIRONMENT,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
-    log = folder / "head.log"
-    with log.open("wb") as output:
+    log, env = folder / "head.log", inherited | settings
+    with log.open("wb") as out:
         process = subprocess.Popen(
-            ray_start(options),
-            env=inherited | settings,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd="/",
+            ray_start(options), env=env, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/"
         )
-    deadline, token = time.monotonic() + timeout, (folder / "token").read_text()
+    deadline = time.monotonic() + timeout
     while True:
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             what = f"ended with {ended}" if ended is not None else f"does not answer within {timeout:g} s"
             raise UsageError(f"the head {what}; the end of its log, {log}:\n{log_tail(log)}")
-        try:
-            _get(f"{cluster.dashboard}/api/jobs/", token)
-            if nodes(cluster.dashboard, token):
+        with suppress(OSError):
+            _get(f"{cluster.dashboard}/api/jobs/", folder)
+            if nodes(folder, cluster):
                 return
-        except OSError:
-            pass
         time.sleep(0.3)
 
 
-def nodes(dashboard: str, token: str) -> list[NodeOfCluster]:
-    """List the nodes that are alive.
+def nodes(folder: Path, cluster: State) -> "list[dict[str, Json]]":
+    """List the nodes that are alive, with id, head, cpus and gpus.
 
     Raises:
         OSError: the dashboard does not answer.
     """
-    found = _get(f"{dashboard}/api/v0/nodes?limit=1000", token)["data"]["result"]["result"]
+    found = _get(f"{cluster.dashboard}/api/v0/nodes?limit=1000", folder)["data"]["result"]["result"]
     return [
-        NodeOfCluster(
-            id=node["node_id"],
-            head=node["is_head_node"],
-            cpus=node["resources_total"].get("CPU", 0),
-            gpus=node["resources_total"].get("GPU", 0),
-        )
+        {
+            "id": node["node_id"],
+            "head": node["is_head_node"],
+            "cpus": node["resources_total"].get("CPU", 0),
+            "gpus": node["resources_total"].get("GPU", 0),
+        }
         for node in found
         if node["state"] == "ALIVE"
     ]
 
 
-def _get(url: str, token: str) -> "Json":
+def _get(url: str, folder: Path) -> "Json":
+    token = (folder / "token").read_text().strip()
     request = Request(url, headers={"Authorization": f"Bearer {token}"})
     try:
         with urlopen(request, timeout=10) as reply:
