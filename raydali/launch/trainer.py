@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """The variable with the seconds for which Ray Train waits for the places of a group."""
-READ_BY_RAY_TRAIN = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
-"""How the names of the environment variables begin that Ray Train reads in the process of the trainer."""
 WORKER_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 _importing = threading.Lock()
 GroupEnd = Failure | Preemption | Literal["finished", "left", "not placed"]
 """How a group ended: "left" on the driver's notice; "not placed": there was no room for it."""
+
+
+def _read_by_ray_train() -> dict[str, str]:
+    prefixes = "RAY_TRAIN_", "TRAIN_", "RAY_CHDIR_"
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +43,25 @@ class Training:
 
     Attributes:
         name: the run's name.
+        workers: the largest number of workers.
         resources: CPU cores and GPUs of each worker.
         timeout: of the process group.
-        worker_variables: environment variables of the workers.
-        settings: those that Ray Train reads in the process of the trainer.
+        settings: environment variables of the driver that Ray Train reads.
     """
 
     name: str
+    workers: int
     resources: Mapping[str, float]
     timeout: timedelta
-    worker_variables: Mapping[str, str]
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=_read_by_ray_train)
 
-    @classmethod
-    def of(cls, name: str, resources: Mapping[str, float], workers: int, timeout: timedelta) -> "Training":
-        """Return the facts about a run of so many workers at most, with the variables of this process."""
-        settings = {name: value for name, value in os.environ.items() if name.startswith(READ_BY_RAY_TRAIN)}
+    @property
+    def worker_variables(self) -> dict[str, str]:
+        """Environment variables of the workers."""
         # Ray Train would pass its own ones on, too: then the workers would get no process that was started for them.
-        of_ray_train = {name: value for name, value in settings.items() if name.startswith("RAY_TRAIN_")}
-        polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(workers):g}"}
-        return cls(
-            name=name,
-            resources=resources,
-            timeout=timeout,
-            worker_variables={**polls, **of_ray_train, **WORKER_ENVIRONMENT},
-            settings=settings,
-        )
+        of_ray_train = {name: value for name, value in self.settings.items() if name.startswith("RAY_TRAIN_")}
+        polls = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": f"{health_check_seconds(self.workers):g}"}
+        return {**polls, **of_ray_train, **WORKER_ENVIRONMENT}
 
     def scaling(self, workers: int, left_out: Sequence[str]) -> "ScalingConfig":
         """Return the request for so many workers, none of them on the nodes with these ids."""
@@ -121,7 +117,7 @@ def fit(
                 # Ray Train tests that it can write there. It keeps nothing there, since checkpoints are raydali's own.
                 storage_path=str(Path(context.get_temp_dir(), context.get_session_name(), "raydali")),
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-                worker_runtime_env={"env_vars": dict(training.worker_variables)},
+                worker_runtime_env={"env_vars": training.worker_variables},
             ),
         ).fit()
     except Exception as error:

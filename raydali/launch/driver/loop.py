@@ -119,8 +119,12 @@ class Driver:
         self._console, self._recorder, self._interrupt = console, recorder, interrupt
         self._channel, self._task = task.channel, ray.put(task)
         resources = {"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {})
-        facts = task.folder.name, resources, placement.reachable, task.options.group_timeout
-        self._training = trainer.Training.of(*facts)
+        self._training = trainer.Training(
+            name=task.folder.name,
+            workers=placement.reachable,
+            resources=resources,
+            timeout=task.options.group_timeout,
+        )
         self._size = GroupSize(placement, cluster.look)
         self._policy = RestartPolicy(task.options.max_failures, task.options.storage_timeout, self._suffices)
         self._waiting = self._new_wait()
