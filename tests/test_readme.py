@@ -36,7 +36,7 @@ README, FILES, CLUSTERS, PAGE, MODELS = (
 MAKE = {"make demo", "make test"}
 """What a test cannot run inside a test; tests/cluster/test_local_run.py runs the demo."""
 BENCH = (
-    "raydali bench loader --gpus 0 --make 256 --batch-size 64 --threads 2 --workers 2",
+    "raydali bench loader --gpus 0 --make 256 --batch-size 64 --threads 2 --workers 2 --repeats 1",
     "raydali bench train --gpus 0 --make 256 --batch-size 16 --models resnet18 --steps 3",
 )
 ACTIVATE = "source .venv/bin/activate"

@@ -12,11 +12,9 @@ from raydali.output import JsonFile, devices, gpu_names, machine, require_writab
 from raydali.text import error_line, number
 
 Row = dict[str, Any]
-Show = Callable[[dict[str, Any]], None]
 _Task = TypeVar("_Task")
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 """Default number of synthetic images to train on."""
-PIXELS = ("uint8", "float32")
 OF_DALI = ("raydali", "dali", "native", "reader")
 """Loaders that need NVIDIA DALI."""
 
@@ -41,19 +39,6 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadingOptions(BenchOptions):
-    """Options of the benchmarks that measure loaders without training."""
-
-    workers: int = 8
-    """Worker processes of torch's DataLoader."""
-    seconds: float = 5.0
-    """Length of a measurement, after a warm-up of a fifth of it."""
-    pixels: str = ",".join(PIXELS)
-    """Formats that all loaders deliver: uint8 (8 bits), float32 (normalized). Ratios compare loaders that deliver the
-    same format."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingOptions(BenchOptions):
     """Options of the benchmarks that train."""
 
@@ -69,21 +54,6 @@ class TrainingOptions(BenchOptions):
 def names(listed: str) -> list[str]:
     """Split a comma-separated list of names; each is kept once."""
     return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
-
-
-def check_names(option: str, listed: str, choice: Collection[str]) -> list[str]:
-    """Split a comma-separated list of names, and check that they are in `choice`.
-
-    Raises:
-        UsageError: the list is empty, or has another name.
-    """
-    found = names(listed)
-    if not found:
-        raise UsageError(f"--{option} is empty: choose from {','.join(choice)}")
-    for name in found:
-        if name not in choice:
-            raise UsageError(f"--{option} {name} is unknown: choose from {','.join(choice)}")
-    return found
 
 
 def integers(listed: str) -> list[int]:
@@ -111,7 +81,12 @@ def check(options: Any, **choices: Collection[str]) -> None:
         if type(value) is float and not 0 < value < float("inf"):
             raise UsageError(f"--{name} must be above 0, not {value}")
     for name, choice in choices.items():
-        for each in check_names(name, getattr(options, name), choice):
+        found = names(getattr(options, name))
+        if not found:
+            raise UsageError(f"--{name} is empty: choose from {','.join(choice)}")
+        for each in found:
+            if each not in choice:
+                raise UsageError(f"--{name} {each} is unknown: choose from {','.join(choice)}")
             if each in OF_DALI:
                 require_dali(f"--{name} {each}", f"leave {each} out of --{name}")
     data = getattr(options, "data", None)
@@ -138,20 +113,6 @@ def gpu_counts(gpus: str | None) -> list[int]:
     return counts
 
 
-def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -> dict[str, Any]:
-    """Complete the options by the number of images: "make" (null with --data) and "images".
-
-    Raises:
-        UsageError: the data is missing, or has too few images for a batch of each GPU or process.
-    """
-    from raydali.data.sources.labeled import LabeledFiles
-
-    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
-    images = len(LabeledFiles.scan(options.data)) if options.data is not None else make
-    check_samples(options, images, max(gpus, processes), devices(gpus))
-    return asdict(options) | {"make": None if options.data else make, "images": images}
-
-
 def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit: str = "images") -> None:
     """Check that there are enough samples for one batch of each GPU or process.
 
@@ -168,67 +129,30 @@ def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit
         )
 
 
-def result_of(command: str, settings: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
-    """Return what --json writes."""
-    return {"command": command, "machine": machine(), "settings": settings, "rows": rows}
-
-
-def present(result: dict[str, Any], options: Any, show_table: Show) -> None:
-    """Print the table, and write the file that the options name."""
-    show_table(result)
-    if options.json:
-        write_json(result, options.json)
-
-
-def collect(
-    result: dict[str, Any],
-    rows: Iterable[Row],
-    options: Any,
-    *,
-    name: Callable[[Row], str],
-    line: Callable[[Row], str],
-    show_table: Show,
-) -> dict[str, Any]:
-    """Add rows to the result as they are measured, and write --json after each. Present the result at the end.
-
-    Args:
-        result: the result without rows.
-        rows: an iterator that measures the rows.
-        options: the command's options.
-        name: returns the name of a row.
-        line: returns a description of a measured row.
-        show_table: prints the result.
+def check_classifier(model: str) -> None:
+    """Check the name of a model; imports torchvision, which takes seconds, only for uncommon ones.
 
     Raises:
-        CommandError: a row could not be measured; the others were presented.
+        UsageError: there is no such model.
     """
-    try:
-        for row in rows:
-            result["rows"].append(row)
-            error = row["error"]
-            print(f"{name(row)}: failed: {error_line(error)}" if error else line(row), flush=True)
-            if options.json:
-                write_json(result, options.json)
-    finally:
-        if result["rows"]:
-            present(result, options, show_table)
-    require_measured(result["rows"], name)
-    return result
+    if model not in ("resnet50", "resnet18", "digits"):
+        from raydali.train.models.classification import check_model
+
+        check_model(model)
 
 
-def measured_row(row: Row, name: str, measure: Callable[[], Any], metrics: Mapping[str, Callable[[Any], Any]]) -> Row:
-    """Add "error" and metrics to a row. Metrics are functions of the result of `measure`, and null if this fails."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
-    try:
-        measured = measure()
-    except MeasurementError as error:
-        return row | {"error": str(error)} | dict.fromkeys(metrics)
-    return row | {"error": None} | evaluate(metrics, measured)
+def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -> dict[str, Any]:
+    """Complete the options by the number of images: "make" (null with --data) and "images".
 
+    Raises:
+        UsageError: the data is missing, or has too few images for a batch of each GPU or process.
+    """
+    from raydali.data.sources.labeled import LabeledFiles
 
-def evaluate(metrics: Mapping[str, Callable[[Any], Any]], measured: Any) -> Row:
-    """Apply every metric to a measurement."""
-    return {name: metric(measured) for name, metric in metrics.items()}
+    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
+    images = len(LabeledFiles.scan(options.data)) if options.data is not None else make
+    check_samples(options, images, max(gpus, processes), devices(gpus))
+    return asdict(options) | {"make": None if options.data else make, "images": images}
 
 
 def task_of(kind: type[_Task], options: Any, **others: Any) -> _Task:
@@ -237,31 +161,46 @@ def task_of(kind: type[_Task], options: Any, **others: Any) -> _Task:
     return kind(**shared | others)
 
 
-def ratio(value: float | None, other: float | None) -> float | None:
-    """Divide two rates; None if one of them was not measured."""
-    return value / other if value and other else None
+def measure_rows(
+    rows: Iterable[Row],
+    measure: Callable[[Row], Any],
+    metrics: Mapping[str, Callable[[Any], Any]],
+    name: Callable[[Row], str],
+    finish: Callable[[list[Row]], Any],
+) -> None:
+    """Measure one row after the other, print the rate of each, and finish with those that were measured.
+
+    Args:
+        rows: what to measure. A row gets "error" and its metrics.
+        measure: measures a row. If it raises MeasurementError, the row has this error, and its metrics are null.
+        metrics: functions of what `measure` returned; the first one is the rate in images per second that is printed.
+        name: returns the name of a row.
+        finish: shows and writes the rows; called after an interruption too.
+
+    Raises:
+        CommandError: a row could not be measured.
+    """
+    done: list[Row] = []
+    try:
+        for row in rows:
+            print(f"{name(row)} ...", file=sys.stderr, flush=True)
+            try:
+                row |= {"error": None} | evaluate(metrics, measure(row))
+                outcome = f"{number(row[next(iter(metrics))])} images/s"
+            except MeasurementError as error:
+                row |= {"error": str(error)} | dict.fromkeys(metrics)
+                outcome = f"failed: {error_line(error)}"
+            print(f"{name(row)}: {outcome}", flush=True)
+            done.append(row)
+    finally:
+        if done:
+            finish(done)
+    require_measured(done, name)
 
 
-def contender_name(row: Row) -> str:
-    """Return the name of a row's loader, with the format that it delivers unless this is 8 bits."""
-    return str(row["loader"]) if row["pixels"] == "uint8" else f"{row['loader']} + normalised"
-
-
-def spread(row: Row, low: str = "low", high: str = "high", form: str = ",.0f") -> str:
-    """Format the lowest and the highest of a row's repeats, or the reason why there are none."""
-    if row["error"]:
-        return "failed: see below"
-    return f"{number(row[low], form)} .. {number(row[high], form)}"
-
-
-def cell(key: str, form: str = ",.0f") -> Callable[[Row], str]:
-    """Return a function that formats a value of a row."""
-    return lambda row: number(row[key], form)
-
-
-def show_rows(title: str, columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> None:
-    """Print a table; the function of a column formats a row."""
-    show(title, list(columns), [[column(row) for column in columns.values()] for row in rows])
+def evaluate(metrics: Mapping[str, Callable[[Any], Any]], measured: Any) -> Row:
+    """Apply every metric to a measurement."""
+    return {name: metric(measured) for name, metric in metrics.items()}
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:
@@ -269,3 +208,35 @@ def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:
     failed = [f"{name(row)}: {row['error']}" for row in rows if row["error"] is not None]
     if failed:
         raise CommandError("\n".join(failed))
+
+
+def ratio(value: float | None, other: float | None) -> float | None:
+    """Divide two rates; None if one of them was not measured."""
+    return value / other if value and other else None
+
+
+def result_of(command: str, settings: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
+    """Return what --json writes."""
+    return {"command": command, "machine": machine(), "settings": settings, "rows": rows}
+
+
+def present(
+    result: dict[str, Any], options: Any, title: str, columns: Mapping[str, Callable[[Row], str]]
+) -> dict[str, Any]:
+    """Print the rows as a table, and write the result to --json; return it. The function of a column formats a row."""
+    show(title, list(columns), [[column(row) for column in columns.values()] for row in result["rows"]])
+    if options.json:
+        write_json(result, options.json)
+    return result
+
+
+def cell(key: str, form: str = ",.0f") -> Callable[[Row], str]:
+    """Return a function that formats a value of a row."""
+    return lambda row: number(row[key], form)
+
+
+def spread(row: Row, low: str = "low", high: str = "high", form: str = ",.0f") -> str:
+    """Format the lowest and the highest of a row's repeats, or the reason why there are none."""
+    if row["error"]:
+        return "failed: see below"
+    return f"{number(row[low], form)} .. {number(row[high], form)}"

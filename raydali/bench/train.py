@@ -8,20 +8,18 @@ training, alternating with it; the result is the ratio of the two. Ray is not ne
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from raydali.bench import common
-from raydali.bench.common import TrainingOptions, cell, collect, measured_row, result_of, show_rows, spread, task_of
+from raydali.bench import common, synthetic
+from raydali.bench.common import TrainingOptions, cell, spread
 from raydali.data.augment.augmentation import Augmentation
 from raydali.errors import UsageError
 from raydali.output import devices
-from raydali.text import number
 
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
-COMMON_MODELS = ("resnet50", "resnet18", "digits")
-"""Models that are accepted without importing torchvision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,78 +65,67 @@ def main(options: TrainBench) -> dict[str, Any]:
     if options.fused and not options.compile:
         raise UsageError("--fused needs --compile, which puts fused operations into the model: leave --no-compile out")
     options = replace(options, fused=options.compile and options.fused is not False)
-    if not common.names(options.models):
+    models, loaders = common.names(options.models), common.names(options.loaders)
+    if not models:
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
-    for model in common.names(options.models):
-        if model not in COMMON_MODELS:
-            from raydali.train.models.classification import check_model  # imports torchvision, which takes seconds
-
-            check_model(model)
+    for model in models:
+        common.check_classifier(model)
     counts = common.gpu_counts(options.gpus)
     settings = common.training_settings(options, max(counts))
-    result = result_of("bench train", settings, [])
-    rows = _rows(options, settings["make"] or 0, counts)
-    return collect(result, rows, options, name=_name, line=_line, show_table=_show_table)
+    rows = [
+        {"model": model, "loader": loader, "gpus": gpus} for gpus in counts for model in models for loader in loaders
+    ]
+    result = common.result_of("bench train", settings, [])
+
+    def finish(measured: list[dict[str, Any]]) -> None:
+        result["rows"] = [row | against_one_gpu(row, measured) for row in measured]
+        title = (
+            f"{settings['images']:,} images to {options.image_size} x {options.image_size} pixels, batches of "
+            f"{options.batch_size}, {options.precision}, {options.threads} threads; images/s"
+        )
+        common.present(result, options, title, COLUMNS)
+
+    write = partial(synthetic.write_images, count=settings["make"])
+    with synthetic.folder_or(options.data, write) as root:
+        common.measure_rows(rows, partial(_measured, options, root), METRICS, _name, finish)
+    return result
 
 
-def _rows(options: TrainBench, make: int, counts: list[int]) -> Iterator[dict[str, Any]]:
-    from raydali.bench.image_loaders import Task
+def _measured(options: TrainBench, root: str, row: dict[str, Any]) -> Any:
     from raydali.bench.processes import run_ranks
-    from raydali.bench.synthetic_images import synthetic_images
     from raydali.bench.train_rank import TrainTask, measure
 
-    def measured() -> Any:
-        world_size = max(1, gpus)
-        loading = task_of(
-            Task,
-            options,
-            loader=loader,
-            root=root,
-            workers=options.threads,
-            seconds=0.0,
-            gpu=gpus > 0,
-            world_size=world_size,
-        )
-        task = task_of(TrainTask, options, loading=loading, model=model, rounds=options.repeats)
-        return run_ranks(measure, task, world_size, timeout=options.timeout)[0]
-
-    done: list[dict[str, Any]] = []
-    with synthetic_images(options.data, make) as root:
-        for gpus in counts:
-            for model in common.names(options.models):
-                for loader in common.names(options.loaders):
-                    row: dict[str, Any] = {"model": model, "loader": loader, "gpus": gpus}
-                    done.append(measured_row(row, _name(row), measured, METRICS))
-                    yield done[-1] | against_one_gpu(done[-1], done)
+    task = common.task_of(
+        TrainTask,
+        options,
+        model=row["model"],
+        loader=row["loader"],
+        root=root,
+        workers=options.threads,
+        seconds=0.0,
+        gpu=row["gpus"] > 0,
+        gpus=row["gpus"],
+        world_size=max(1, row["gpus"]),
+        rounds=options.repeats,
+    )
+    return run_ranks(measure, task, task.world_size, timeout=options.timeout)[0]
 
 
 def _name(row: dict[str, Any]) -> str:
     return f"{row['model']}, {row['loader']}, {devices(row['gpus'])}"
 
 
-def _line(row: dict[str, Any]) -> str:
-    real, ceiling = number(row["real_images_per_second"]), number(row["ceiling_images_per_second"])
-    return f"{_name(row)}: real {real} of ceiling {ceiling} images/s, {number(row['of_ceiling'], '.3f')}"
-
-
-def _show_table(result: dict[str, Any]) -> None:
-    settings = result["settings"]
-    show_rows(
-        f"{settings['images']:,} images to {settings['image_size']} x {settings['image_size']} pixels, batches of "
-        f"{settings['batch_size']}, {settings['precision']}, {settings['threads']} threads; images/s",
-        {
-            "model, loader, on": _name,
-            "ceiling": cell("ceiling_images_per_second"),
-            "real": cell("real_images_per_second"),
-            "real / ceiling": cell("of_ceiling", ".3f"),
-            "lowest .. highest": lambda row: spread(row, "of_ceiling_low", "of_ceiling_high", ".3f"),
-            "waiting": cell("loader_wait_fraction", ".1%"),
-            "/ 1 GPU": cell("scaling", ".2f"),
-            "communication": cell("communication", ".1%"),
-            "loader alone": cell("loader_images_per_second"),
-        },
-        result["rows"],
-    )
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "model, loader, on": _name,
+    "ceiling": cell("ceiling_images_per_second"),
+    "real": cell("real_images_per_second"),
+    "real / ceiling": cell("of_ceiling", ".3f"),
+    "lowest .. highest": lambda row: spread(row, "of_ceiling_low", "of_ceiling_high", ".3f"),
+    "waiting": cell("loader_wait_fraction", ".1%"),
+    "/ 1 GPU": cell("scaling", ".2f"),
+    "communication": cell("communication", ".1%"),
+    "loader alone": cell("loader_images_per_second"),
+}
 
 
 def _median(name: str, figure: str = "images_per_second") -> Callable[[dict[str, Any]], float]:
@@ -150,19 +137,18 @@ def _of_ceiling(measured: dict[str, Any]) -> list[float]:
 
 
 METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "ceiling_images_per_second": _median("ceiling"),
     "real_images_per_second": _median("real"),
+    "ceiling_images_per_second": _median("ceiling"),
     "loader_images_per_second": _median("alone"),
     "ceiling_before_images_per_second": lambda measured: measured["ceiling_before"]["images_per_second"],
     "of_ceiling": lambda measured: statistics.median(_of_ceiling(measured)),
     "of_ceiling_low": lambda measured: min(_of_ceiling(measured)),
     "of_ceiling_high": lambda measured: max(_of_ceiling(measured)),
     "loader_wait_fraction": _median("real", "loader_wait_fraction"),
-    "host_wait_fraction": _median("real", "host_wait_fraction"),
     "rounds": lambda measured: measured["rounds"],
 }
 """Metrics of a row, computed from what rank 0 returns: rates in images per second over all GPUs, medians of the rounds.
-The fractions are shares of the time in which the device, or the host, waited for data."""
+loader_wait_fraction is the share of the time in which the device waited for data."""
 
 
 def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""A rank of `raydali bench train`: it joins the others, builds the step and measures segments, interleaved.
+"""A rank of `raydali bench train` and `strategies`: it joins the others, builds the step and measures segments.
 
     rehearsal                compile, tune, capture, before a loader exists
     ceiling before           the step on one resident batch of noise
@@ -15,16 +15,15 @@ for a loader that works ahead. Before segments with a loader, uncounted steps co
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from raydali.bench.image_loaders import LOADERS, Pixels, Task, our_loader
+from raydali.bench.loader import ImageTask, our_loader
+from raydali.bench.loader_rates import Pixels
 from raydali.bench.processes import join_ranks
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.tasks.classification import TrainImages
-from raydali.host import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -45,77 +44,90 @@ MIN_CLASSES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTask:
-    """A measurement of one combination of loader, model and settings, which is the same on all ranks.
+class TrainTask(ImageTask):
+    """A measurement of one combination of loader, model and settings; each process sets its own rank.
 
     Attributes:
-        loading: the loader, its settings and the number of ranks; each process sets its own rank.
         model: a name that `build_model` accepts.
         steps: steps per segment.
         rounds: how often each segment is measured.
         precision: precision of the forward and the backward pass.
+        strategy: how the gradients of several GPUs are averaged; "dp" is DataParallel in one process.
+        gpus: number of GPUs of all processes together; 0 means the CPU.
         compile, fused, cuda_graph: as in ForwardBackward; on GPUs only.
         overlap: as in ForwardBackward.
+        segments: what is measured in each round.
     """
 
-    loading: Task
     model: str
     steps: int
     rounds: int
     precision: "PrecisionName"
-    compile: bool
-    fused: bool
-    cuda_graph: bool
-    overlap: bool | None
+    strategy: Literal["one", "dp", "ddp", "sync-bn"] = "ddp"
+    gpus: int
+    compile: bool = False
+    fused: bool = False
+    cuda_graph: bool = False
+    overlap: bool | None = None
+    segments: tuple[str, ...] = ("ceiling", "real", "alone")
+
+    @property
+    def plain_loop(self) -> bool:
+        """Whether training uses the usual loop: the default stream, kernels launched one by one."""
+        return self.loader == "native"
+
+    @property
+    def layout(self) -> "torch.memory_format":
+        """The layout of images and weights in memory.
+
+        DataParallel's replicas get their weights as pieces of one buffer, at addresses that cuDNN's kernels for
+        channels-last images cannot read from (misaligned address).
+        """
+        import torch
+
+        return torch.contiguous_format if self.strategy == "dp" else torch.channels_last
 
 
-class BatchSource:
+class Feed:
     """A loader, configured for training.
 
     Attributes:
         resident: a batch of noise with the shapes, dtypes, strides and device of its batches.
-        batches: endless pairs of images (N, 3, size, size), channels last, and labels (N,) int64, on the device. The
-            loader starts when the first one is requested.
+        batches: endless pairs of images (N, 3, size, size) in the task's layout, and labels (N,) int64, on the device.
+            The loader starts when the first one is requested.
         store: maximum number of batches that it prepares in advance.
     """
 
-    def __init__(self, loading: Task, source: LabeledFiles, precision: "Precision") -> None:
+    def __init__(self, task: TrainTask, source: LabeledFiles, precision: "Precision") -> None:
         import torch
 
-        half = loading.gpu and precision.dtype != torch.float32
+        half = task.gpu and precision.dtype != torch.float32
         # The other loaders deliver normalized floats, which autocast converts.
         formats: dict[str, Pixels] = {"native": "float16" if half else "float32", "torchvision": "float32"}
-        pixels = formats.get(loading.loader, "uint8")
-        synthetic = our_loader(loading, "synthetic", source, TrainImages(seed=0, image_size=loading.image_size))
-        batch = synthetic.resident_batch(loading.batch_size)
-        self.resident = batch["images"].to(getattr(torch, pixels)), batch["labels"]
-        self.store = 2 * loading.workers if loading.loader == "torchvision" else 2
-        if loading.loader == "raydali":
+        pixels = formats.get(task.loader, "uint8")
+        batch = our_loader(task, "synthetic", source, task.crops()).resident_batch(task.batch_size)
+        images = batch["images"].to(getattr(torch, pixels))
+        self.resident = images.contiguous(memory_format=task.layout), batch["labels"]
+        self.store = {"torchvision": 2 * task.workers, "torch": task.threads}.get(task.loader, 2)
+        if task.loader == "raydali":
             from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
 
             self.store = PREFETCHED_BATCHES
-        pairs = {"native": _native, "torchvision": _torchvision}.get(loading.loader, _ours)
-        self.batches = pairs(LOADERS[loading.loader].batches(replace(loading, pixels=pixels)))
+        self.batches = _pairs(replace(task, pixels=pixels))
 
 
-def _ours(batches: Iterable[Any]) -> "Generator[Pair, None, None]":
-    for batch in batches:
-        yield batch["images"], batch["labels"]
-
-
-def _native(batches: Iterable[Any]) -> "Generator[Pair, None, None]":
-    """Yield batches like DALI's own iterator for PyTorch: the host waits for each batch."""
+def _pairs(task: TrainTask) -> Generator[Pair, None, None]:
     from torch.utils.dlpack import from_dlpack
 
-    for images, labels in batches:
-        yield from_dlpack(images.as_tensor()).permute(0, 3, 1, 2), from_dlpack(labels.as_tensor()).squeeze(-1).long()
-
-
-def _torchvision(batches: Iterable[Any]) -> "Generator[Pair, None, None]":
-    import torch
-
-    for images, labels in batches:
-        yield images.contiguous(memory_format=torch.channels_last), labels
+    for batch in task.batches():
+        if task.loader == "native":  # like DALI's own iterator for PyTorch: the host waits for each batch
+            images, labels = (from_dlpack(each.as_tensor()) for each in batch)
+            images, labels = images.permute(0, 3, 1, 2), labels.squeeze(-1).long()
+        elif task.loader == "torchvision":
+            images, labels = batch
+        else:
+            images, labels = batch["images"], batch["labels"]
+        yield images.contiguous(memory_format=task.layout), labels
 
 
 def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
@@ -123,83 +135,72 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
 
     Returns:
         On rank 0 a dict, on the others None:
-            "ceiling_before": a measured segment,
+            "ceiling_before": a measured segment, if the ceiling is measured,
             "rounds": a list of dicts of measured segments by name.
         A measured segment is a dict:
             "images_per_second": the sum of all ranks,
-            "loader_wait_fraction", "host_wait_fraction": shares of the segment's time, means over ranks.
+            "loader_wait_fraction": share of the time in which the device had no data, mean over ranks.
     """
     import torch
 
     from raydali.train.step import Precision
+    from raydali.train.worker import Worker
 
-    loading = replace(task.loading, rank=rank)
-    if loading.gpu and LOADERS[loading.loader].all_queues:
-        hardware.set_max_connections()
-    worker = _join(loading, port)
+    task = replace(task, rank=rank)
+    task.use_all_queues()
+    join_ranks(rank, task.world_size, port)
+    worker = Worker.join(torch.device(task.device), cpus=task.threads, node="local")
+    if task.gpu and task.plain_loop:
+        torch.cuda.set_stream(torch.cuda.default_stream(worker.device))
     torch.manual_seed(rank)  # so that torchvision's order differs between ranks; DDP broadcasts the weights of rank 0
-    torch.backends.cudnn.benchmark = True
-    source = LabeledFiles.scan(loading.root)
+    # DataParallel computes in new threads at each step, and cuDNN's tuning results belong to a thread.
+    torch.backends.cudnn.benchmark = task.strategy != "dp"
+    source = LabeledFiles.scan(task.root)
     precision = Precision(task.precision, worker.device)
-    feed = BatchSource(loading, source, precision)
-    step = _make_step(task, feed, worker, precision, classes=max(MIN_CLASSES, len(source.classes)))
-    segments = Segments(loading, feed, step, worker, steps=task.steps)
+    feed = Feed(task, source, precision)
+    segments = Segments(task, feed, _make_step(task, feed, source, worker, precision), worker)
     with closing(feed.batches):
-        before = segments.before()
-        rounds = [segments.round() for _ in range(task.rounds)]
-    own = asdict(before), [{name: asdict(segment) for name, segment in each.items()} for each in rounds]
-    all_results = worker.gather(own)
-    if not all_results:
+        measured = segments.before(), [segments.round() for _ in range(task.rounds)]
+    of_ranks = worker.gather(measured)
+    if not of_ranks:
         return None
 
-    def combine(of_ranks: list[dict[str, float]]) -> dict[str, float]:
-        def fraction(name: str) -> float:
-            return sum(each[name] / each["seconds"] for each in of_ranks) / len(of_ranks)
-
+    def combine(segments: list[list[float]]) -> dict[str, float]:
         return {
-            "images_per_second": sum(task.steps * loading.batch_size / each["seconds"] for each in of_ranks),
-            "loader_wait_fraction": fraction("loader_wait_seconds"),
-            "host_wait_fraction": fraction("host_wait_seconds"),
+            "images_per_second": sum(task.steps * task.batch_size / seconds for seconds, _ in segments),
+            "loader_wait_fraction": sum(waited / seconds for seconds, waited in segments) / len(segments),
         }
 
+    before = [each for each, _ in of_ranks if each is not None]
+    rounds = zip(*(rounds for _, rounds in of_ranks), strict=True)
     return {
-        "ceiling_before": combine([before for before, _ in all_results]),
-        "rounds": [
-            {name: combine([of_rank[i][name] for _, of_rank in all_results]) for name in rounds[i]}
-            for i in range(task.rounds)
-        ],
+        "ceiling_before": combine(before) if before else None,
+        "rounds": [{name: combine([each[name] for each in ranks]) for name in task.segments} for ranks in rounds],
     }
 
 
-def _join(loading: Task, port: int) -> "Worker":
-    import torch
-
-    from raydali.train.worker import Worker
-
-    join_ranks(loading.rank, loading.world_size, port)
-    worker = Worker.join(torch.device(loading.device), cpus=loading.threads, node="local")
-    if loading.gpu and uses_plain_loop(loading):
-        torch.cuda.set_stream(torch.cuda.default_stream(worker.device))
-    return worker
-
-
-def _make_step(task: TrainTask, feed: BatchSource, worker: "Worker", precision: "Precision", *, classes: int) -> "Step":
+def _make_step(task: TrainTask, feed: Feed, source: LabeledFiles, worker: "Worker", precision: "Precision") -> Step:
     import torch
 
     from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
 
-    gpu = worker.device.type == "cuda"
-    model = build_model(task.model, classes).to(worker.device).to(memory_format=torch.channels_last)
+    model = build_model(task.model, max(MIN_CLASSES, len(source.classes))).to(worker.device)
+    model = model.to(memory_format=task.layout)
+    if task.strategy == "sync-bn":
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
     images, _ = feed.resident
+    trained: torch.nn.Module = Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model
+    if task.strategy == "dp":
+        trained = torch.nn.DataParallel(trained, device_ids=list(range(task.gpus)))
     return optimizer_step(
         model,
-        Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model,
+        trained,
         worker,
         precision,
-        compiled=task.compile and gpu,
+        compiled=task.compile and task.gpu,
         fused=task.fused,
-        graph=task.cuda_graph and gpu and not uses_plain_loop(task.loading),
+        graph=task.cuda_graph and task.gpu and not task.plain_loop,
         overlap=task.overlap,
     )
 
@@ -212,7 +213,7 @@ def optimizer_step(
     *,
     overlap: bool | None = None,
     **options: bool,
-) -> "Step":
+) -> Step:
     """Return a function that takes an optimizer step on a batch, at learning rate 0: the weights do not change.
 
     Args:
@@ -250,37 +251,27 @@ def optimizer_step(
     return step
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Times of a segment on one rank: its length, the device's wait for data, the host's time in `next`."""
-
-    seconds: float
-    loader_wait_seconds: float = 0.0
-    host_wait_seconds: float = 0.0
-
-
-def uses_plain_loop(loading: Task) -> bool:
-    """Return whether training uses the usual loop: the default stream, kernels launched one by one."""
-    return loading.loader == "native"
+Segment = tuple[float, float]
+"""Times of a segment on one rank, in seconds: its length, and the device's wait for data."""
 
 
 class Segments:
     """The measurement of segments on one rank. Every rank must call the same methods."""
 
-    def __init__(self, loading: Task, feed: BatchSource, step: Step, worker: "Worker", *, steps: int) -> None:
-        self._loading, self._feed, self._step, self._worker, self._steps = loading, feed, step, worker, steps
+    def __init__(self, task: TrainTask, feed: Feed, step: Step, worker: "Worker") -> None:
+        self._task, self._feed, self._step, self._worker = task, feed, step, worker
         self._seconds_per_batch = 0.0
 
-    def before(self) -> Segment:
+    def before(self) -> Segment | None:
         """Rehearse, measure the ceiling before a loader exists, then start the loader."""
         from raydali.train.step import WARM_UP_STEPS_OF_DDP
 
         # A CPU captures nothing, and tunes everything in the first step.
-        for _ in range(WARM_UP_STEPS_OF_DDP + 1 if self._worker.device.type == "cuda" else 1):
+        for _ in range(WARM_UP_STEPS_OF_DDP + 1 if self._task.gpu else 1):
             self._step(*self._feed.resident)
-        ceiling = self._on_resident_batch()
+        ceiling = self._on_resident_batch() if "ceiling" in self._task.segments else None
         next(self._feed.batches)
-        if not uses_plain_loop(self._loading):  # as raydali's jobs do
+        if not self._task.plain_loop:  # as raydali's jobs do
             gc.collect()
             gc.freeze()
         return ceiling
@@ -289,16 +280,21 @@ class Segments:
         """Measure each segment once."""
         # Loaders fill their queues, and are idle then.
         time.sleep(max(REST_SECONDS, 2 * self._feed.store * self._seconds_per_batch))
-        segments = {"ceiling": self._on_resident_batch(), "real": self._with_loader(lambda batch: self._step(*batch))}
-        segments["alone"] = alone = self._with_loader(lambda _: None)
-        self._seconds_per_batch = max(self._seconds_per_batch, alone.seconds / self._steps)
+        measure: dict[str, Callable[[], Segment]] = {
+            "ceiling": self._on_resident_batch,
+            "real": lambda: self._with_loader(lambda batch: self._step(*batch)),
+            "alone": lambda: self._with_loader(lambda _: None),
+        }
+        segments = {name: measure[name]() for name in self._task.segments}
+        if "alone" in segments:
+            self._seconds_per_batch = max(self._seconds_per_batch, segments["alone"][0] / self._task.steps)
         return segments
 
     def _on_resident_batch(self) -> Segment:
         """Time steps on a batch that is on the device; the first ones after a rest do not count."""
         for _ in range(AWAKE_STEPS[self._worker.device.type]):
             self._step(*self._feed.resident)
-        return self._timed(lambda: self._step(*self._feed.resident))
+        return self._timed(lambda: self._step(*self._feed.resident)), 0.0
 
     def _with_loader(self, use: Callable[[Pair], None]) -> Segment:
         """Time taking a batch and using it, once per step of a segment."""
@@ -307,31 +303,27 @@ class Segments:
         for _ in range(self._feed.store + 1):
             use(next(self._feed.batches))
         clock = StageClock(self._worker.device)
-        waited = 0.0
 
         def body() -> None:
-            nonlocal waited
             clock.enter("loader_wait")
-            began = time.perf_counter()
             batch = next(self._feed.batches)
-            waited += time.perf_counter() - began
             clock.enter("step")
             use(batch)
 
-        segment = self._timed(body)
-        return replace(segment, loader_wait_seconds=clock.totals()["loader_wait"], host_wait_seconds=waited)
+        seconds = self._timed(body)
+        return seconds, clock.totals()["loader_wait"]
 
-    def _timed(self, body: Callable[[], None]) -> Segment:
+    def _timed(self, body: Callable[[], None]) -> float:
         self._finish()
         self._worker.barrier()
         began = time.perf_counter()
-        for _ in range(self._steps):
+        for _ in range(self._task.steps):
             body()
         self._finish()
-        return Segment(time.perf_counter() - began)
+        return time.perf_counter() - began
 
     def _finish(self) -> None:
-        if self._worker.device.type == "cuda":
+        if self._task.gpu:
             import torch
 
             torch.cuda.current_stream(self._worker.device).synchronize()

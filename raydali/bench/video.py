@@ -2,54 +2,48 @@
 
     raydali bench video --data ~/kinetics/train --gpus 1,2,4 --decoders 1,7 --json video.json
     raydali bench video --codec mjpeg --height 240 --make 16 --frames 60 --loaders raydali,pyav
-    raydali bench video --seed-table --gpus 1,2,4
 
-As in `raydali bench loader`, all loaders deliver the same formats, 8 bits and normalized floats. Each rate is measured
-in new processes, the repeats are interleaved, and files are read from the page cache if they fit.
+    raydali      VideoClips in the stream's order, with several decoders on a GPU
+    reader       one pipeline around DALI's own `fn.readers.video`, shuffled in its buffer: GPUs only
+    pyav         torch's DataLoader: PyAV seeks, decodes and scales in worker processes
+
+As in `raydali bench loader`, each is an endless generator of batches, and all do the same work: they resize the shorter
+side of the frames to `image_size`, take a random square, mirror it or not, and deliver RGB in 8 bits or as normalized
+floats on the device. If a loader allows it, only the pixels of the square are resized, by an antialiasing triangle
+filter. Memory layouts differ.
 """
 
-from dataclasses import asdict, dataclass, replace
-from itertools import product
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raydali.bench import common
-from raydali.bench.common import (
+import numpy as np
+
+from raydali.bench import common, synthetic
+from raydali.bench.loader_rates import (
     PIXELS,
+    Batches,
     LoadingOptions,
-    cell,
-    contender_name,
-    present,
-    ratio,
-    require_measured,
-    result_of,
-    show_rows,
-    spread,
-    task_of,
+    Task,
+    loader_columns,
+    loader_rows,
+    loader_title,
+    measure_loaders,
+    row_name,
 )
-from raydali.bench.synthetic_videos import VideoCodec, VideoSet, synthetic_videos
+from raydali.bench.synthetic import VideoCodec
 from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.output import devices
-from raydali.text import plural
+
+if TYPE_CHECKING:
+    from raydali.data.sources.video.clips import VideoClips
 
 CHOICE = ("raydali", "reader", "pyav")
-ONE_PROCESS = ("pyav",)
-"""Loaders that are measured on at most one GPU: their processes share the host's cores for any number of GPUs."""
-
-PUBLISHED_VIDEOS, PUBLISHED_FRAMES = 173, 300
-PUBLISHED_SECONDS = {0: 59.01, 1: 97.45, 2: 48.28, 4: 21.34}
-"""Duration of one pass, by number of GPUs; 0 is PyTorch on the CPU. Batches of 8, 8 threads or workers, 1080p, DALI 1.6
-and decord on a Xeon Gold 5120 with Tesla V100s: only the ratios are comparable with ours."""
-SETTINGS: dict[str, Any] = {
-    "make": PUBLISHED_VIDEOS,
-    "frames": PUBLISHED_FRAMES,
-    "batch_size": 8,
-    "sequence_length": 30,
-    "threads": 8,
-    "workers": 8,
-    "pixels": "uint8",
-}
-"""Options that the published table fixes."""
+RIVALS = ("reader", "pyav")
+SHUFFLED_AT_ONCE = 16
+"""Number of clips in the buffer in which the native reader shuffles; all are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +72,6 @@ class VideoBench(LoadingOptions):
     """DALI threads per GPU."""
     loaders: str = ",".join(CHOICE)
     """Loaders to measure. The reader is left out if there is no GPU."""
-    seed_table: bool = False
-    """Reproduce a published table instead: 173 videos of 300 frames, batches of 8, 8 threads or workers."""
 
 
 def main(options: VideoBench) -> dict[str, Any]:
@@ -87,11 +79,8 @@ def main(options: VideoBench) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"loader", "pixels" ("uint8" or
-        "float32"), "gpus" (0: the CPU), "decoders" (null: the default), "frames_per_second" (over all GPUs, the
-        median), "low", "high", "seconds" (measured, all repeats), "repeats" (each one's rate), "to_reader" (one
-        pipeline on as many GPUs), "to_cpu" (pyav, which delivers the same), "scaling" (to
-        itself on the fewest GPUs), "error"}; with --seed-table also "pass_seconds" and "published_seconds". Null: not
-        measured.
+        "float32"), "gpus" (0: the CPU), "decoders" (null: the default), "frames_per_second", and what else
+        `measure_loaders` adds}.
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
@@ -100,99 +89,209 @@ def main(options: VideoBench) -> dict[str, Any]:
     from raydali.data.sources.video.clips import VideoClips
 
     require_extra("video", "av", "videos")
-    if options.seed_table:
-        options = replace(options, **SETTINGS)
     common.check(options, loaders=CHOICE, pixels=PIXELS)
     counts = common.gpu_counts(options.gpus)
-    rows = _rows(options, counts, _decoders(options.decoders))
-    videos = VideoSet(options.codec, options.make, options.frames, options.height)
-    with synthetic_videos(options.data, videos) as root:
+    rows = _rows(options, counts)
+    videos = synthetic.VideoSet(options.codec, options.make, options.frames, options.height)
+    with synthetic.folder_or(options.data, partial(synthetic.write_videos, wanted=videos)) as root:
         clips = VideoClips.scan(root, sequence_length=options.sequence_length, stride=options.stride)
         common.check_samples(options, len(clips), max(counts), devices(max(counts)), unit="clips")
-        _measure(options, root, rows)
-        settings = asdict(options) | {"videos": len(clips.videos), "clips": len(clips)}
-    result = result_of("bench video", settings, rows)
-    present(result, options, _show_table)
-    require_measured(rows, _name)
+
+        def task(row: dict[str, Any]) -> VideoTask:
+            given = {name: row[name] for name in ("loader", "pixels", "decoders")}
+            return common.task_of(VideoTask, options, root=root, **given)
+
+        measure_loaders(rows, task, options, RIVALS, unit="frames", units_each=options.sequence_length)
+    settings = asdict(options) | {"videos": len(clips.videos), "clips": len(clips)}
+    samples = f"{len(clips):,} clips of {options.sequence_length} frames in {len(clips.videos):,} videos,"
+    result = common.result_of("bench video", settings, rows)
+    common.present(result, options, loader_title(samples, settings), loader_columns("frames", RIVALS))
+    common.require_measured(rows, row_name)
     return result
 
 
-def _decoders(listed: str | None) -> list[int | None]:
-    if listed is None:
-        return [None]
-    counts = common.integers(listed)
-    if not counts or counts[0] < 1:
-        raise UsageError(f"--decoders must be numbers of decoders such as 1,4,7, not {listed!r}: at least 1 each")
-    return [*counts]
-
-
-def _rows(options: VideoBench, counts: list[int], decoders: list[int | None]) -> list[dict[str, Any]]:
-    rows = []
-    for name in common.names(options.loaders):
-        for gpus in [min(1, counts[-1])] if name in ONE_PROCESS else counts:
-            if name == "reader" and gpus == 0:
-                continue
-            for count, pixels in product(decoders if name == "raydali" else [None], common.names(options.pixels)):
-                rows.append({"loader": name, "pixels": pixels, "gpus": gpus, "decoders": count, "error": None})
+def _rows(options: VideoBench, counts: list[int]) -> list[dict[str, Any]]:
+    given = common.integers(options.decoders or "1")
+    if not given or given[0] < 1:
+        raise UsageError(
+            f"--decoders must be numbers of decoders such as 1,4,7, not {options.decoders!r}: at least 1 each"
+        )
+    decoders = given if options.decoders else [None]
+    rows = [
+        row | {"decoders": count}
+        for row in loader_rows(options, counts)
+        if row["loader"] != "reader" or row["gpus"]
+        for count in (decoders if row["loader"] == "raydali" else [None])
+    ]
     if not rows:
         raise UsageError(f"--loaders {options.loaders} needs a GPU, and --gpus names none: add raydali or pyav")
     return rows
 
 
-def _measure(options: VideoBench, root: str, rows: list[dict[str, Any]]) -> None:
-    from raydali.bench.clip_loaders import VideoTask
-    from raydali.bench.loader_rates import interleaved
-
-    def task(row: dict[str, Any]) -> VideoTask:
-        given = {name: row[name] for name in ("loader", "pixels", "decoders")}
-        return task_of(VideoTask, options, root=root, **given)
-
-    interleaved(rows, task, repeats=options.repeats, name=_name, unit="frames", units_each=options.sequence_length)
-    for row in rows:
-        rate, on_loader = row["frames_per_second"], {"loader": row["loader"], "decoders": row["decoders"]}
-        own, reader = _rates(rows, row, **on_loader), _rates(rows, row, loader="reader", gpus=row["gpus"])
-        on_cpu = [each for name in ONE_PROCESS for each in _rates(rows, row, loader=name)]
-        row["to_reader"] = ratio(rate, next(iter(reader), None))
-        row["to_cpu"] = ratio(rate, max(on_cpu, default=None))
-        row["scaling"] = ratio(rate, next(iter(own), None)) if row["gpus"] else None
-        if options.seed_table:
-            row["pass_seconds"] = PUBLISHED_VIDEOS * PUBLISHED_FRAMES / rate if rate else None
-            row["published_seconds"] = PUBLISHED_SECONDS.get(0 if row["loader"] in ONE_PROCESS else row["gpus"])
+# Code of the processes that measure. Slow imports are inside the functions.
 
 
-def _rates(rows: list[dict[str, Any]], like: dict[str, Any], **wanted: Any) -> list[float]:
-    """List the rates of rows with these values that deliver the same format as `like`."""
-    wanted["pixels"] = like["pixels"]
-    fitting = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
-    return [row["frames_per_second"] for row in fitting if row["frames_per_second"]]
+@dataclass(frozen=True, kw_only=True)
+class VideoTask(Task):
+    """The measurement of a loader of clips by one process; a batch has `batch_size` clips.
+
+    Attributes:
+        sequence_length: frames per clip.
+        stride: distance from one frame of a clip to the next.
+        decoders: number of raydali's decoders on a GPU; None for the default.
+    """
+
+    sequence_length: int
+    stride: int
+    decoders: int | None = None
+
+    def batches(self) -> Batches:
+        """Start the loader and generate its batches."""
+        return {"raydali": _raydali, "reader": _reader, "pyav": _pyav}[self.loader](self)
+
+    def clips(self) -> "VideoClips":
+        """Find the clips of the videos below the root."""
+        from raydali.data.sources.video.clips import VideoClips
+
+        return VideoClips.scan(self.root, sequence_length=self.sequence_length, stride=self.stride)
 
 
-def _name(row: dict[str, Any]) -> str:
-    return f"{_loader(row)} on {devices(row['gpus'])}"
+def _raydali(task: VideoTask) -> Batches:
+    import torch
+
+    from raydali.data.loading.make import make_video_loader
+    from raydali.data.tasks.video import TrainClips
+
+    if task.gpu:
+        torch.cuda.set_device(task.device)
+    clips, crops = task.clips(), TrainClips(seed=0, image_size=task.image_size, resize_size=task.image_size)
+    where: Any = {"rank": task.rank, "world_size": task.world_size, "device": task.device, "threads": task.threads}
+    order = task.endless(len(clips))
+    with make_video_loader("dali", clips, crops, order, decoders=task.decoders, **where) as loader:
+        yield from task.normalise(loader, "clips")
 
 
-def _loader(row: dict[str, Any]) -> str:
-    count = row["decoders"]
-    return f"{contender_name(row)}, {plural(count, 'decoder')}" if count else contender_name(row)
+def _reader(task: VideoTask) -> Batches:
+    from nvidia.dali import Pipeline as DaliPipeline
+    from nvidia.dali import fn
 
-
-def _show_table(result: dict[str, Any]) -> None:
-    chosen = result["settings"]
-    columns = {
-        "loader": _loader,
-        "on": lambda row: devices(row["gpus"]),
-        "frames/s": cell("frames_per_second"),
-        "lowest .. highest": spread,
-        "/ reader": cell("to_reader", ".2f"),
-        "/ CPU": cell("to_cpu", ".2f"),
-        "scaling": cell("scaling", ".2f"),
-    }
-    if chosen["seed_table"]:
-        columns |= {"seconds a pass": cell("pass_seconds", ",.2f"), "published": cell("published_seconds", ",.2f")}
-    show_rows(
-        f"{chosen['clips']:,} clips of {chosen['sequence_length']} frames in {chosen['videos']:,} videos, to "
-        f"{chosen['image_size']} x {chosen['image_size']} pixels, batches of {chosen['batch_size']}, "
-        f"{chosen['threads']} threads, {chosen['workers']} DataLoader workers; in 8 bits unless noted",
-        columns,
-        result["rows"],
+    videos = task.clips().videos
+    pipeline = DaliPipeline(
+        batch_size=task.batch_size,
+        num_threads=task.threads,
+        device_id=task.rank,
+        prefetch_queue_depth=2,
+        seed=1 + task.rank,
     )
+    with pipeline:
+        read: Any = fn.readers.video(
+            device="gpu",
+            filenames=[videos.path(id) for id in range(len(videos))],
+            labels=videos.labels.tolist(),
+            sequence_length=task.sequence_length,
+            stride=task.stride,
+            random_shuffle=True,
+            initial_fill=SHUFFLED_AT_ONCE,
+            shard_id=task.rank,
+            num_shards=task.world_size,
+        )
+        clips, labels = read
+        pipeline.set_outputs(squares(task, clips), labels)
+    pipeline.build()
+    while True:
+        yield pipeline.run()
+
+
+def squares(task: VideoTask, clips: Any) -> Any:
+    """Add to a DALI graph a random square crop of clips (frames, height, width, 3)."""
+    from nvidia.dali import fn, types
+
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
+
+    shape = clips.shape(dtype=types.FLOAT)[1:3]
+    side = fn.reductions.min(shape)
+    start = fn.random.uniform(range=[0.0, 1.0], shape=[2]) * (shape - side)
+    clips = fn.resize(clips, size=[task.image_size] * 2, roi_start=start, roi_end=start + side)
+    mirror = fn.random.coin_flip()
+    if not task.normalised:
+        return fn.flip(clips, horizontal=mirror)
+    mean, std = ([255 * value for value in values] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return fn.crop_mirror_normalize(clips, mean=mean, std=std, dtype=types.FLOAT, output_layout="FHWC", mirror=mirror)
+
+
+class Square(NamedTuple):
+    """A crop of a clip's frames: a square in pixels of the video, mirrored or not."""
+
+    top: int
+    left: int
+    side: int
+    mirrored: bool
+
+
+def _pyav(task: VideoTask) -> Batches:
+    import torch
+    from torch.utils.data import Dataset
+
+    from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
+
+    torch.set_num_threads(1)  # inherited by the workers, which would otherwise start a thread per core each
+    clips = task.clips()
+    mean, std = (255 * torch.tensor(values) for values in (IMAGENET_MEAN, IMAGENET_STD))
+
+    class Clips(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return len(clips)
+
+        def __getitem__(self, id: int) -> tuple[torch.Tensor, int]:
+            frames = torch.from_numpy(read_by_pyav(clips, id, random_square(clips, id), task.image_size))
+            if task.normalised:
+                frames = frames.float().sub_(mean).div_(std)
+            return frames, int(clips.labels(np.array([id]))[0])
+
+    return task.data_loader(Clips())
+
+
+def random_square(clips: "VideoClips", id: int) -> Square:
+    """Draw a square as `TrainClips` does, from torch's random numbers, at even positions as colors are coded."""
+    import torch
+
+    (shape,) = clips.upright_shapes[clips.places(np.array([id]))[0]]
+    side = int(shape.min())
+    top, left = (int(draw * (length - side)) // 2 * 2 for draw, length in zip(torch.rand(2), shape, strict=True))
+    return Square(top, left, side, bool(torch.randint(2, ())))
+
+
+def read_by_pyav(clips: "VideoClips", id: int, square: Square, size: int) -> Any:
+    """Read a clip (frames, size, size, 3), uint8, of a video with a constant frame rate.
+
+    FFmpeg's filters crop before they resize and convert.
+    """
+    import av
+
+    (video,), (first,) = (part.tolist() for part in clips.places(np.array([id])))
+    wanted = np.minimum(first + clips.stride * np.arange(clips.sequence_length), clips.frames[video] - 1).tolist()
+    opened: Any = av.open(clips.videos.path(video))
+    with opened as container:
+        stream = container.streams.video[0]
+        graph: Any = av.filter.Graph()
+        graph.link_nodes(
+            graph.add_buffer(template=stream),
+            *map(graph.add, compress(("transpose", "vflip", "hflip"), clips.orientation(id))),
+            graph.add("crop", f"{square.side}:{square.side}:{square.left}:{square.top}"),
+            graph.add("scale", f"{size}:{size}:flags=bilinear"),
+            graph.add("format", "rgb24"),
+            graph.add("hflip" if square.mirrored else "null"),
+            graph.add("buffersink"),
+        ).configure()
+        step = 1 / (stream.average_rate * stream.time_base)
+        begin = stream.start_time or 0
+        container.seek(int(begin + wanted[0] * step), stream=stream)
+        found = {}
+        for frame in container.decode(stream):
+            place = round((frame.pts - begin) / step)
+            if place in wanted:
+                graph.push(frame)
+                found[place] = graph.pull().to_ndarray()
+            if place >= wanted[-1]:
+                break
+    return np.stack([found[place] for place in wanted])

@@ -8,8 +8,8 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -18,14 +18,14 @@ from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
 from raydali.bench import loader
-from raydali.bench.image_loaders import LOADERS, Pixels, Task
-from raydali.bench.loader import LoaderBench
-from raydali.bench.loader_rates import Delivered, measure
+from raydali.bench.loader import ImageTask, LoaderBench
+from raydali.bench.loader_rates import Delivered, Pixels, Task, measure
 from raydali.bench.processes import MeasurementError
-from raydali.bench.synthetic_images import synthetic_images, write_images
+from raydali.bench.synthetic import folder_or, write_images
 from raydali.data.loading.loader import Batch
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import CommandError, UsageError
+from tests.support import published_table
 from tests.support.messages import mentioning, mentions
 
 OPTIONS = LoaderBench(make=64, gpus="0", batch_size=16, image_size=32, threads=1, workers=1, seconds=0.3, repeats=1)
@@ -44,7 +44,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured what should have been refused")
 
     monkeypatch.setattr("raydali.bench.loader_rates.measure", refuse)
-    monkeypatch.setattr("raydali.bench.synthetic_images.write_images", refuse)
+    monkeypatch.setattr("raydali.bench.synthetic.write_images", refuse)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -74,12 +74,12 @@ def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("loader", ["raydali", "native", "torchvision"])
 def test_all_loaders_deliver_the_same(folder: Path, loader: str) -> None:
-    task = Task(loader=loader, root=str(folder), batch_size=8, image_size=48, threads=1, workers=1, seconds=0.1)
+    task = ImageTask(loader=loader, root=str(folder), batch_size=8, image_size=48, threads=1, workers=1, seconds=0.1)
     means = {}
     for pixels in get_args(Pixels):
         if pixels == "float16" and loader == "raydali":
             continue  # training normalises ours
-        with closing(LOADERS[loader].batches(replace(task, pixels=pixels))) as batches:
+        with closing(replace(task, pixels=pixels).batches()) as batches:
             delivered = [pixels_of(next(batches)) for _ in range(4)]
         assert {(images.shape, str(images.dtype)) for images in delivered} == {((8, 3, 48, 48), f"torch.{pixels}")}
         means[pixels] = torch.cat(delivered).double().mean((0, 2, 3))
@@ -115,24 +115,15 @@ def test_ratios_are_of_loaders_that_deliver_the_same(monkeypatch: pytest.MonkeyP
         loader.main(replace(options, pixels="uint8,half"))
 
 
-@pytest.mark.parametrize(("limit", "repeats"), [(None, 2), (200.0, 3), (1.0, 1)])
-def test_few_images_are_measured_for_two_minutes_and_the_end_is_estimated(
-    limit: float | None, repeats: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+def test_the_time_is_estimated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    clock = [0.0]
-
-    def measured(*_: Any) -> list[Delivered]:
-        clock[0] += 30
-        return [Delivered(100, 1.0)]
-
-    monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
-    monkeypatch.setattr("raydali.bench.loader_rates.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    options = replace(OPTIONS, data=str(folder), loaders="raydali,native", pixels="uint8", repeats=3, limit=limit)
-    rows = loader.main(options)["rows"]
-    assert [len(row["repeats"]) for row in rows] == [repeats] * 2 and clock[0] == repeats * 60
-    first, *measurements = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
-    assert mentions(first, "2 rows") and len(measurements) == 2 * repeats
-    assert [mentions(line, "30.0 s left") for line in measurements[-2:]] == [True, False]
+    monkeypatch.setattr("raydali.bench.loader_rates.measure", lambda *_: [Delivered(100, 1.0)])
+    options = replace(OPTIONS, data=str(folder), loaders="raydali,native", pixels="uint8", seconds=5.0, repeats=3)
+    assert [row["repeats"] for row in loader.main(options)["rows"]] == [[100.0] * 3] * 2
+    first, *measurements = capsys.readouterr().err.splitlines()
+    assert mentions(first, "3 2 rows 1 min 12 s") and len(measurements) == 6
+    assert mentions(measurements[-1], "3/3 native 100")
 
 
 def test_a_loader_that_fails_loses_no_other_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
@@ -154,14 +145,18 @@ def test_a_loader_that_fails_loses_no_other_row(monkeypatch: pytest.MonkeyPatch,
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     (tmp_path / "00" / "broken.jpg").write_bytes(b"no JPEG")
-    task = Task(loader="native", root=str(tmp_path), batch_size=1, image_size=32, threads=1, workers=1, seconds=0.1)
+    task = ImageTask(
+        loader="native", root=str(tmp_path), batch_size=1, image_size=32, threads=1, workers=1, seconds=0.1
+    )
     with pytest.raises(MeasurementError, match=r"(?s)native, rank 0: Traceback.*pipeline\.run.*Error"):
         measure(task, 0)
 
 
 def test_a_killed_benchmark_leaves_no_process_behind(folder: Path) -> None:
-    task = Task(loader="synthetic", root=str(folder), batch_size=4, image_size=32, threads=1, workers=1, seconds=60)
-    imports = "from raydali.bench.loader_rates import measure; from raydali.bench.image_loaders import Task"
+    task = ImageTask(
+        loader="synthetic", root=str(folder), batch_size=4, image_size=32, threads=1, workers=1, seconds=60
+    )
+    imports = "from raydali.bench.loader_rates import measure; from raydali.bench.loader import ImageTask"
     code = f"{imports}; measure({task}, 0)"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
@@ -201,8 +196,7 @@ def test_medians_spread_and_scaling(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert (torchvision["gpus"], torchvision["to_native"]) == (1, None)
 
 
-@pytest.mark.usefixtures("folder")
-def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     asked = []
 
     def measured(task: Task, gpus: int) -> list[Delivered]:
@@ -211,15 +205,18 @@ def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     monkeypatch.setattr("raydali.bench.loader_rates.measure", measured)
     monkeypatch.setattr("raydali.bench.common.gpu_names", lambda: ["Some GPU"] * 4)
-    monkeypatch.setattr("raydali.bench.synthetic_images.write_images", lambda root, count: write_images(root, 20))
-    result = loader.main(replace(OPTIONS, seed_table=True, make=128, gpus="1,2,4"))
+    result = published_table.main(replace(OPTIONS, data=str(folder), gpus="1,2,4"))
     assert {(task.image_size, task.batch_size, task.threads, task.workers) for task in asked} == {(640, 32, 8, 8)}
     cpu, one, two, four = result["rows"]
     assert cpu["published_seconds"] == 101.06 and cpu["published_scaling"] is None and cpu["gpus"] == 0
-    assert cpu["pass_seconds"] == loader.PUBLISHED_IMAGES / 200
+    assert cpu["pass_seconds"] == published_table.IMAGES / 200
     assert one["to_torchvision"] == 20 and round(one["published_to_torchvision"], 1) == 16.2
     assert two["scaling"] == 2 and round(four["published_scaling"], 2) == 3.97 and four["scaling"] == 4
     assert "16.20" in capsys.readouterr().out
+    task = replace(asked[0], root=str(folder), batch_size=2, image_size=32, workers=1)
+    for name in ("raydali", "torchvision"):
+        with closing(replace(task, loader=name).batches()) as batches:
+            assert pixels_of(next(batches)).shape == (2, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +249,7 @@ def test_fewer_images_than_a_batch_in_a_folder(folder: Path) -> None:
 
 
 def test_made_images_are_the_same_each_time_and_gone_afterwards(folder: Path) -> None:
-    with synthetic_images(None, 20) as root:
+    with folder_or(None, partial(write_images, count=20)) as root:
         made = sorted(Path(root).rglob("*.jpg"))
         assert [file.read_bytes() for file in made] == [file.read_bytes() for file in sorted(folder.rglob("*.jpg"))]
         assert len({file.read_bytes() for file in made}) == 20

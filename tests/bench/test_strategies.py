@@ -16,14 +16,8 @@ import pytest
 from raydali.bench import strategies
 from raydali.bench.common import evaluate
 from raydali.bench.processes import MeasurementError
-from raydali.bench.strategies import (
-    METRICS,
-    STRATEGIES,
-    StrategiesBench,
-    StrategyTask,
-    strategy_name,
-    to_one,
-)
+from raydali.bench.strategies import METRICS, STRATEGIES, StrategiesBench, strategy_name, to_one
+from raydali.bench.train_rank import TrainTask
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 
@@ -43,19 +37,11 @@ OPTIONS = StrategiesBench(
 )
 
 
-def measured(rate: float, gpus: int = 0) -> dict[str, Any]:
-    """What the processes of a row measured: two rounds, the GPUs unevenly loaded."""
-    memory = [
-        {"allocated_bytes": gib << 30, "reserved_bytes": gib << 30, "used_bytes": gib + 1 << 30}
-        for gib in range(1, gpus + 1)
-    ]
-    return {
-        "rounds": [
-            {"images_per_second": rate, "loader_wait_fraction": 0.1},
-            {"images_per_second": 3 * rate, "loader_wait_fraction": 0.2},
-        ],
-        "memory": memory or None,
-    }
+def measured(rate: float) -> dict[str, Any]:
+    """What the processes of a row measured: two rounds."""
+    figures = [{"images_per_second": rate, "loader_wait_fraction": 0.1}]
+    figures.append({"images_per_second": 3 * rate, "loader_wait_fraction": 0.2})
+    return {"ceiling_before": None, "rounds": [{"real": each} for each in figures]}
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -80,8 +66,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert set(METRICS) < set(row)
     assert len(row["repeats"]) == 2 and all(0 < rate < math.inf for rate in row["repeats"])
     assert 0 < row["loader_wait_fraction"] < 1
-    for figure in ("memory", "to_one"):
-        assert row[figure] is None
+    assert row["to_one"] is None
     heard = capfd.readouterr()
     assert mentions(heard.err, "DataParallel DDP SyncBatchNorm 2 GPUs")
     assert mentions(heard.out, "DDP 2 fp32 dali")
@@ -90,7 +75,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    def here(function: Any, task: StrategyTask, *_: Any, **__: Any) -> Any:
+    def here(function: Any, task: TrainTask, *_: Any, **__: Any) -> Any:
         return [function(task, 0, 0)]
 
     monkeypatch.setattr("raydali.bench.processes.run_ranks", here)
@@ -103,14 +88,14 @@ def test_measures_one_process_in_mixed_precision_fed_by_torch(monkeypatch: pytes
 
 def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Four GPUs that are not there: every strategy has its row, its task and its place in the table."""
-    tasks: list[StrategyTask] = []
+    tasks: list[TrainTask] = []
 
-    def run(_: Any, task: StrategyTask, processes: int, **__: Any) -> Any:
+    def run(_: Any, task: TrainTask, processes: int, **__: Any) -> Any:
         assert processes == task.world_size
         tasks.append(task)
         if task.strategy == "dp":
             raise MeasurementError("rank 0: Traceback\nout of memory")
-        return [measured(100, task.gpus)]
+        return [measured(100)]
 
     monkeypatch.setattr("raydali.bench.processes.run_ranks", run)
     with_gpus(monkeypatch, 4)
@@ -128,28 +113,27 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     shapes = {(task.strategy, task.loader): (task.world_size, task.batch_size, task.threads) for task in tasks}
     assert shapes == {
         ("one", "torch"): (1, 4, 3),
-        ("one", "dali"): (1, 4, 1),
+        ("one", "raydali"): (1, 4, 1),
         ("dp", "torch"): (1, 16, 12),
-        ("dp", "dali"): (1, 16, 4),
+        ("dp", "raydali"): (1, 16, 4),
         **{(strategy, "torch"): (4, 4, 3) for strategy in ("ddp", "sync-bn")},
-        **{(strategy, "dali"): (4, 4, 1) for strategy in ("ddp", "sync-bn")},
+        **{(strategy, "raydali"): (4, 4, 1) for strategy in ("ddp", "sync-bn")},
     }
-    gpus = {
-        task.strategy: [list(replace(task, rank=rank).own_gpus) for rank in range(task.world_size)] for task in tasks
+    assert {(task.strategy, task.gpus) for task in tasks} == {("one", 1), ("dp", 4), ("ddp", 4), ("sync-bn", 4)}
+    assert {(task.gpu, task.precision, task.segments) for task in tasks} == {
+        (True, "fp32", ("real",)),
+        (True, "fp16", ("real",)),
     }
-    assert gpus["one"] == [[0]] and gpus["dp"] == [[0, 1, 2, 3]] and gpus["ddp"] == [[0], [1], [2], [3]]
     # Whole turns of the workers: 12 of DataParallel's make 12 batches at once.
-    assert {task.segment_steps for task in tasks if task.loader == "dali"} == {2}
-    assert {(task.strategy, task.segment_steps) for task in tasks if task.loader == "torch"} >= {("one", 3), ("dp", 12)}
+    assert {task.steps for task in tasks if task.loader == "raydali"} == {2}
+    assert {(task.strategy, task.steps) for task in tasks if task.loader == "torch"} >= {("one", 3), ("dp", 12)}
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(1, "one"), (2, "one,dp,ddp,sync-bn")])
 def test_what_needs_several_gpus_is_left_out(
     gpus: int, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "raydali.bench.processes.run_ranks", lambda function, task, *args, **options: [measured(1, task.gpus)]
-    )
+    monkeypatch.setattr("raydali.bench.processes.run_ranks", lambda function, task, *args, **options: [measured(1)])
     with_gpus(monkeypatch, gpus)
     result = strategies.main(replace(OPTIONS, gpus=None))
     assert [row["strategy"] for row in result["rows"]] == needed.split(",")
@@ -162,10 +146,9 @@ def test_what_needs_several_gpus_is_left_out(
 
 
 def test_figures() -> None:
-    row = evaluate(METRICS, measured(100, 4))
+    row = evaluate(METRICS, measured(100))
     assert (row["images_per_second"], row["low"], row["high"], row["repeats"]) == (200, 100, 300, [100, 300])
     assert row["loader_wait_fraction"] == pytest.approx(0.15)
-    assert [each["used_bytes"] >> 30 for each in row["memory"]] == [2, 3, 4, 5]
 
 
 def test_against_one() -> None:

@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from raydali.bench.common import check, present, result_of
+from raydali.bench.common import check, result_of
 from raydali.errors import CommandError, UsageError
 from raydali.host.facts import driver_and_gpus
 from raydali.host.interrupts import raise_on_signals
-from raydali.output import JsonFile, log_tail, parse_options, show
+from raydali.output import JsonFile, log_tail, parse_options, show, write_json
 
 MIN_READINGS = 8
 MIN_EPOCHS = MIN_READINGS + 1
@@ -100,7 +100,9 @@ def main(options: Soak) -> dict[str, Any]:
     figures = sorted(series(_train(options)).items())
     rows = [judged(process, figure, epochs, values) for (process, figure), (epochs, values) in figures]
     result = result_of("soak", asdict(options), rows) | {"seconds": round(time.monotonic() - began, 1)}
-    present(result, options, _show)
+    _show(result)
+    if options.json:
+        write_json(result, options.json)
     if grown := [row for row in rows if row["growth"] > row["allowed"]]:
         raise CommandError(
             "; ".join(
