@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing import connection, get_context, parent_process, set_start_method
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process, resource_tracker, set_start_method
 from typing import Any
 
 
@@ -55,8 +56,9 @@ def run_ranks(
             receiver, sender = CONTEXT.Pipe(duplex=False)
             # Not a daemon: a daemon may not start the DataLoader's worker processes.
             process = CONTEXT.Process(target=_run, name=f"rank {rank}", args=(function, task, rank, port, sender))
-            process.start()
-            processes.append(process)
+            with _interrupted_later():
+                process.start()
+                processes.append(process)
             sender.close()
             pending[receiver] = rank
         while pending:
@@ -73,6 +75,17 @@ def run_ranks(
         # when they lose it.
         for process in reversed(processes):
             _kill(process)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Defer an interruption: a process that is interrupted in its start prints a traceback."""
+    resource_tracker.getfd()  # starts the tracker if there is none, which would admit the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def join_ranks(rank: int, world_size: int, port: int) -> None:
