@@ -6,13 +6,11 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from multiprocessing.connection import wait
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
-import numpy as np
 import torch
 import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
@@ -26,14 +24,18 @@ from raydali.data.tasks.pillow import apart
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, StorageAway
 
-Key = tuple[int, int, int]
-"""The id and the epoch of a sample, and the epoch to which its step counts."""
-Loaded = tuple[tuple[torch.Tensor, ...] | None, int | None, list[BrokenSample], list[Outage]]
-"""A sample, the id it was read from, what was found to be broken on the way, and when the storage was away; None for
-one that is left out."""
 _DEATH_SECONDS = 1.0
 """A process has ended at most so long after its connections are closed."""
-Collated = tuple[list[torch.Tensor], list[int | None], list[BrokenSample], list[Outage]]
+
+
+class Loaded(NamedTuple):
+    """A micro-batch from a worker process, with substitutes for broken samples or without them."""
+
+    micro_batch: MicroBatch
+    tensors: list[torch.Tensor]
+    """The outputs of the pipeline; none if all samples are left out."""
+    broken: list[BrokenSample]
+    outages: list[Outage]
 
 
 class TorchLoader(Loader):
@@ -44,9 +46,9 @@ class TorchLoader(Loader):
         self._plan = _Plan()
         self._times = torch.zeros(self.threads, 2, dtype=torch.float64).share_memory_()
         self._loader = DataLoader(
-            _Samples(self.source, self.pipeline, self._times, self.quarantine),
-            batch_sampler=self._plan,
-            collate_fn=_collated,
+            _MicroBatches(self.source, self.pipeline, self._times, self.quarantine),
+            batch_size=None,
+            sampler=self._plan,
             num_workers=self.threads,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
@@ -61,7 +63,7 @@ class TorchLoader(Loader):
         while True:
             try:
                 with self.waits.by(self._split_wait):
-                    tensors, read, broken, outages = next(loaded)
+                    found = next(loaded)
             except StopIteration:
                 return
             except (DataError, StorageAway) as error:
@@ -76,14 +78,14 @@ class TorchLoader(Loader):
                 self._plan.start(chain([*self._plan.under_way], self._plan.micro_batches))
                 loaded = self._start_workers()
                 continue
-            self.quarantine.record(broken)
-            OUTAGES.add(outages)
-            micro_batch = _as_read(self._plan.under_way.popleft(), read)
-            if len(micro_batch.ids):
-                named = zip(self.pipeline.outputs, tensors, strict=True)
-                yield Batch({name: self._to_device(tensor) for name, tensor in named}, micro_batch)
+            self.quarantine.record(found.broken)
+            OUTAGES.add(found.outages)
+            self._plan.under_way.popleft()
+            if found.tensors:
+                named = zip(self.pipeline.outputs, found.tensors, strict=True)
+                yield Batch({name: self._to_device(tensor) for name, tensor in named}, found.micro_batch)
 
-    def _start_workers(self) -> Iterator[Collated]:
+    def _start_workers(self) -> Iterator[Loaded]:
         collects = gc.isenabled()
         gc.disable()  # in the workers too, until `_keep_inherited`
         try:
@@ -135,56 +137,45 @@ def _keep_inherited(_worker: int) -> None:
     gc.enable()
 
 
-class _Samples(Dataset[Loaded]):
-    """Samples, with substitutes for broken ones; each worker process finds out for itself which are broken."""
+class _MicroBatches(Dataset[Loaded]):
+    """Micro-batches, with substitutes for broken samples, which each worker process finds for itself."""
 
     def __init__(self, source: Source, pipeline: Pipeline[Any], times: torch.Tensor, quarantine: Quarantine) -> None:
         self.source, self.pipeline, self.quarantine = source, pipeline, quarantine
         self._times = times  # of each worker: seconds of reading, and of all it does
 
-    def __getitem__(self, key: Key) -> Loaded:
-        id, epoch, counts_to = key
+    def __getitem__(self, micro_batch: MicroBatch) -> Loaded:
         began, read = time.perf_counter(), reading_seconds()
-        sample, used = None, self.quarantine.substitute_for(id, epoch)
-        patience = Patience(self.quarantine.storage)
-        while used is not None and sample is None:
+        quarantine, pipeline = self.quarantine, self.pipeline.in_epoch(micro_batch.counts_to)
+        samples: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        patience, id = Patience(quarantine.storage), -1
+        while True:
+            settled = quarantine.with_substitutes(micro_batch)
+            keys = [*zip(settled.read_ids.tolist(), settled.draw_keys.tolist(), strict=True)]
             try:
-                with apart(used in self.quarantine.in_flight_at_death):
-                    pipeline = self.pipeline.in_epoch(counts_to)
-                    sample = self.quarantine.noticing(partial(pipeline.sample, self.source, used, epoch))
+                for id, epoch in keys:
+                    if (id, epoch) not in samples:
+                        with apart(id in quarantine.in_flight_at_death):
+                            samples[id, epoch] = quarantine.noticing(partial(pipeline.sample, self.source, id, epoch))
+                        patience.end()
+                break
             except Exception as error:
-                if not self.quarantine.examine([used], again=True):
-                    if isinstance(error, OSError) and patience.pause(error):
-                        continue
-                    patience.end()
-                    text = f"sample {used} cannot be read: {self.source.path(used)}: {error}"
-                    raise unreadable(text, error) from error
-                used = self.quarantine.substitute_for(id, epoch)
+                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and patience.pause(error)):
+                    continue
+                patience.end()
+                text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
+                raise unreadable(text, error) from error
         patience.end()
+        tensors = default_collate([samples[key] for key in keys]) if keys else []
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began
         self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
-        return sample, used, self.quarantine.drain_new(), OUTAGES.take()
-
-
-def _collated(loaded: list[Loaded]) -> Collated:
-    samples = [each[0] for each in loaded if each[0] is not None]
-    broken, outages = [one for each in loaded for one in each[2]], [one for each in loaded for one in each[3]]
-    return default_collate(samples) if samples else [], [each[1] for each in loaded], broken, outages
-
-
-def _as_read(micro_batch: MicroBatch, read: list[int | None]) -> MicroBatch:
-    """The micro-batch with the substitutes that were read, and without samples that have none."""
-    kept = np.array([id is not None for id in read], np.bool_)
-    ids = micro_batch.ids[kept]
-    used = np.array([id for id in read if id is not None], np.int64)
-    replaced_by = np.where(used == ids, -1, used) if (used != ids).any() else None
-    return replace(micro_batch, ids=ids, epochs=micro_batch.epochs[kept], replaced_by=replaced_by)
+        return Loaded(settled, tensors, quarantine.drain_new(), OUTAGES.take())
 
 
 class _Plan:
-    """The DataLoader's batch sampler: the keys of each micro-batch, which is remembered until it comes back."""
+    """The DataLoader's sampler: it remembers each micro-batch until it comes back."""
 
     def __init__(self) -> None:
         self.start(iter(()))
@@ -192,8 +183,7 @@ class _Plan:
     def start(self, micro_batches: Iterator[MicroBatch]) -> None:
         self.micro_batches, self.under_way = micro_batches, deque[MicroBatch]()
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         for micro_batch in self.micro_batches:
             self.under_way.append(micro_batch)
-            keys = zip(micro_batch.ids.tolist(), micro_batch.draw_keys.tolist(), strict=True)
-            yield [(id, draw_key, micro_batch.counts_to) for id, draw_key in keys]
+            yield micro_batch

@@ -190,20 +190,9 @@ class Planes:
         return luma.flip(orientation.reversed_axes).contiguous(), chroma.flip(orientation.reversed_axes).contiguous()
 
 
-def planes_graph(
-    side: int,
-    luma: "DataNode",
-    chroma: "DataNode",
-    starts: "DataNode",
-    ends: "DataNode",
-    matrices: "DataNode",
-    offsets: "DataNode",
-    flips: "DataNode",
-    labels: "DataNode",
-    *,
-    device: Device,
-) -> tuple["DataNode", "DataNode"]:
+def planes_graph(side: int, *inputs: "DataNode", device: Device) -> tuple["DataNode", "DataNode"]:
     """Build the graph from luma (frames, height, width, 1) and chroma of half the size (..., 2) to RGB (side, side)."""
+    luma, chroma, starts, ends, matrices, offsets, flips, labels = inputs
     size = [side] * 2
     luma, chroma = fn.reshape(luma, layout="FHWC"), fn.reshape(chroma, layout="FHWC")
     luma = fn.resize(luma, size=size, roi_start=starts, roi_end=ends, dtype=types.FLOAT)
