@@ -1,6 +1,5 @@
 """Clips through the loaders: DALI's pixels against PyAV's, and the stream's promises for videos."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,14 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_video_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.reading import Patience
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
-from raydali.errors import DataError, UsageError
-from tests.support.messages import mentioning
+from raydali.errors import DataError
 from tests.support.videos import (
     ROTATIONS,
     Rotation,
@@ -156,30 +154,12 @@ def test_random_crops_depend_on_seed_epoch_and_id_alone(clips: VideoClips) -> No
     assert set(AUGMENT.crops(clips, np.arange(30) % len(clips), np.arange(30)).flips.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ValidationClips(image_size=0, resize_size=8), "image_size 1 0"),
-        (lambda: ValidationClips(image_size=112, resize_size=100), "resize_size 100 image_size 112 128"),
-        (lambda: TrainClips(image_size=8, resize_size=8, seed=-1), "seed"),
-        (lambda: TrainClips(image_size=8, resize_size=8, seed=0, flip_probability=2), "flip_probability 2"),
-    ],
-)
-def test_settings_out_of_their_range_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=mentioning(message)):
-        make()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Loaders
 
 
 def stream(clips: VideoClips) -> Stream:
     return Stream(samples=len(clips), epochs=2, batch_size=2, global_batch_size=6, seed=5)
-
-
-def epoch_and_id(batches: Iterator[Batch]) -> list[tuple[int, int]]:
-    return [key for batch in batches for key in zip(batch.micro_batch.epochs, batch.ids, strict=True)]
 
 
 def test_a_pass_again_after_breaking_off(clips: VideoClips) -> None:
@@ -191,34 +171,6 @@ def test_a_pass_again_after_breaking_off(clips: VideoClips) -> None:
     for batch, other in zip(cut_short, whole, strict=False):
         np.testing.assert_array_equal(batch.ids, other.ids)
         assert batch["clips"].equal(other["clips"]) and batch["labels"].equal(other["labels"])
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_clip_comes_once_on_any_ranks_and_across_a_resume(clips: VideoClips, world_size: int) -> None:
-    order = stream(clips)
-    reference = epoch_and_id(Batch({}, micro_batch) for micro_batch in order.micro_batches(0, 1))
-    assert len(set(reference)) == len(reference) == 6 * order.steps
-    seen: dict[int, torch.Tensor] = {}
-
-    def consume(world_size: int, start: int, stop: int) -> int:
-        for rank in range(world_size):
-            options: dict[str, Any] = {"rank": rank, "world_size": world_size, "start": start}
-            with make_video_loader("dali", clips, AUGMENT, order, **options) as loader:
-                for batch in loader:
-                    if batch.micro_batch.step == stop:
-                        break
-                    first = batch.micro_batch.number * 2
-                    for place, (id, clip) in enumerate(zip(batch.ids.tolist(), batch["clips"], strict=True)):
-                        assert id == reference[first + place][1] and first + place not in seen
-                        seen[first + place] = clip
-        return stop
-
-    half = consume(world_size, 0, order.steps // 2)  # in the middle of an epoch
-    consume(4 - world_size, half, order.steps)
-    assert sorted(seen) == list(range(len(reference)))
-    for place, (epoch, id) in list(enumerate(reference))[:: len(reference) // 5]:
-        clip, _ = AUGMENT.sample(clips, int(id), int(epoch))
-        assert seen[place].equal(clip)
 
 
 def test_validation_covers_each_clip_with_a_smaller_last_batch(clips: VideoClips) -> None:
@@ -239,14 +191,6 @@ def test_a_resident_batch_is_like_the_others(clips: VideoClips) -> None:
             assert (resident[name].shape, resident[name].dtype) == (tensor.shape, tensor.dtype)
         assert resident["clips"].stride() == batch["clips"].stride()
         assert batch["clips"].is_contiguous(memory_format=torch.channels_last_3d)
-
-
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_what_ffmpeg_decodes_needs_no_gpu(tmp_path: Path, name: str) -> None:
-    path = write_video(tmp_path / "a" / "1.mp4", moving(8), "h264")
-    source = VideoClips.scan(str(tmp_path), sequence_length=8)
-    frames = all_clips(ordered(source, WHOLE, name))[0].permute(1, 2, 3, 0).numpy()
-    np.testing.assert_array_equal(frames, decoded_by_pyav(path)[:, :, 8:56])
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
