@@ -26,16 +26,15 @@ from raydali.bench.loader import LoaderBench
 from raydali.bench.strategies import StrategiesBench
 from raydali.bench.train import TrainBench
 from raydali.bench.video import VideoBench
-from raydali.commands.doctor.command import Doctor
+from raydali.commands.doctor import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
+from raydali.commands.jobs import New, Train
 from raydali.commands.local_cluster.command import Down, Status, Up
-from raydali.commands.new import New
 from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
 from raydali.commands.report import Report
-from raydali.commands.train import Train
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError

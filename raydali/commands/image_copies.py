@@ -1,6 +1,13 @@
-"""Smaller copies of images, each written atomically: the code of `raydali prepare` that runs in worker processes."""
+"""Smaller copies of images, each written atomically: the code of `raydali prepare` that runs in worker processes.
+
+    JPEG decoded at 1/2, 1/4 or 1/8 --> resized, antialiased --> upright --> encoded in the same format
+         if that is at least twice the size
+
+A smaller copy has only what loaders use: 8-bit pixels, grey or RGB, without alpha, colour profile and EXIF.
+"""
 
 import errno
+import io
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,16 +15,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from PIL import ExifTags, Image, ImageOps
+
+from raydali.data.loading.quarantine import BrokenSample, why_broken
+from raydali.data.sources.files import Files
 from raydali.data.sources.storage import modified_ns
+from raydali.data.tasks.pillow import decoded, in_8_bits, opened
+from raydali.data.tasks.plain_images import HEAD, PNG, format_of, plain_shape
 from raydali.errors import DataError
 
-if TYPE_CHECKING:
-    from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.sources.files import Files
-
 SECOND = 10**9  # ns
+_GREY = "1", "L", "LA", "La"
+_DECODED_SIDE = 2
+"""Minimum shorter side of a JPEG decoded at a fraction of its size, in multiples of the result's shorter side."""
 
 
 @dataclass
@@ -36,7 +48,7 @@ class Written:
     there_already: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    broken: list["BrokenSample"] = field(default_factory=list)
+    broken: list[BrokenSample] = field(default_factory=list)
 
     def add(self, more: "Written") -> int:
         """Add the outcomes of other images; return the number of broken ones so far."""
@@ -46,7 +58,7 @@ class Written:
 
 
 def prepare_images(
-    source: "Files", target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
+    source: Files, target: str, shorter_side: int, quality: int, exact: bool, ids: Iterable[int]
 ) -> Written:
     """Write the copies of these images that do not exist yet.
 
@@ -61,9 +73,6 @@ def prepare_images(
     Raises:
         DataError: a copy cannot be written.
     """
-    from raydali.commands.downscale import downscale
-    from raydali.data.loading.quarantine import BrokenSample, why_broken
-
     written = Written()
     before = after = b""
     changed: int | None = None
@@ -93,10 +102,8 @@ def prepare_images(
     return written
 
 
-def killed(source: "Files", id: int, reason: str) -> Written:
+def killed(source: Files, id: int, reason: str) -> Written:
     """Return the outcome of an image that ended the process which copied it."""
-    from raydali.data.loading.quarantine import BrokenSample
-
     return Written(broken=[BrokenSample(id, source.path(id), reason)])
 
 
@@ -152,3 +159,65 @@ def partial_path(path: str) -> str:
     """Return the path of a file while it is being written: always the same, and not the name of an image."""
     name = os.fsencode(Path(path).name)
     return str(Path(path).with_name(f".{blake2b(name, digest_size=8).hexdigest()}.part"))
+
+
+def downscale(data: bytes, shorter_side: int, quality: int) -> bytes | None:
+    """Resize an image file to a shorter side of `shorter_side` pixels; None if it is not larger than that.
+
+    Args:
+        data: content of a file in any format that Pillow reads; only the first picture of several is used.
+        shorter_side: at least 1; the other side is rounded.
+        quality: quality of JPEG and lossy WebP, 1..100.
+
+    Returns:
+        The content of a file: JPEG, PNG, WebP, BMP, PNM and TIFF keep their format, others become PNG.
+
+    Raises:
+        Exception: in exactly the cases in which `decoded` raises one.
+    """
+    if plain_shape(memoryview(data)) is None:  # then this may not be done in this process
+        whole = decoded(data)
+        format = (format_of(data[:HEAD]) or PNG).name
+        if min(whole.size) <= shorter_side:
+            return None
+        grey = whole.convert("L")
+        small = _shrunk(grey if grey.convert("RGB") == whole else whole, shorter_side, (0, 0, *whole.size))
+        return _encoded(small, format, data, quality)
+    image = opened(data)
+    if min(image.size) <= shorter_side:
+        decoded(data)
+        return None
+    drafted = image.draft(None, (_DECODED_SIDE * shorter_side,) * 2)
+    image.load()
+    box = drafted[1] if drafted else (0, 0, *image.size)  # at a fraction, the last row and column may be partial
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    small = in_8_bits(image)
+    small = small.convert("L" if small.mode in _GREY else "RGB")
+    small = _shrunk(small, shorter_side, box)
+    small.info = {}
+    small.getexif()[ExifTags.Base.Orientation] = orientation
+    return _encoded(ImageOps.exif_transpose(small), image.format, data, quality)
+
+
+def _shrunk(image: Image.Image, shorter_side: int, box: tuple[int, int, float, float]) -> Image.Image:
+    """Return a part of an image, resized to a shorter side."""
+    width, height = (max(1, round(shorter_side * side / min(box[2:]))) for side in box[2:])
+    return image.resize((width, height), Image.Resampling.LANCZOS, box)
+
+
+def _encoded(image: Image.Image, format: str | None, before: bytes, quality: int) -> bytes:
+    options: dict[str, Any]
+    match format:
+        case "JPEG" | "MPO":
+            format, options = "JPEG", {"quality": quality}
+        case "WEBP":
+            options = {"quality": quality, "lossless": b"VP8L" in before}
+        case "TIFF":
+            options = {"compression": "tiff_lzw"}
+        case "PNG" | "BMP" | "PPM":
+            options = {}
+        case _:
+            format, options = "PNG", {}
+    data = io.BytesIO()
+    image.save(data, format, **options)
+    return data.getvalue()

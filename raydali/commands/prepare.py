@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from raydali.commands.image_copies import Written, killed, partial_path, prepare_images, write_file, writing
 from raydali.commands.verify import show
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
@@ -67,6 +66,8 @@ def main(options: Prepare) -> None:
             writable, or the storage does not answer.
     """
     began = time.monotonic()
+    from raydali.commands.image_copies import Written, killed, prepare_images, write_file, writing
+
     workers = process_count(options.workers)
     if options.shorter_side < 1:
         raise UsageError(f"--shorter-side must be at least 1, not {options.shorter_side}")
@@ -177,6 +178,8 @@ def _locked(target: str) -> Iterator[None]:
 
 def _begin(target: str, record: dict[str, Any], options: Prepare) -> bool:
     """Write the record, or compare it with an earlier one; return whether copies have the time of their source."""
+    from raydali.commands.image_copies import partial_path, write_file
+
     there = {path.name for path in Path(target).iterdir()} - {Path(partial_path(f"{target}/{RECORD}")).name}
     if not there:
         write_file(f"{target}/{RECORD}", _as_json(record | {TIMES: True, "complete": False}))

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from raydali.commands.doctor import command
-from raydali.commands.doctor.command import Doctor, main
-from raydali.commands.doctor.storage import Marker
+from raydali.commands import doctor
+from raydali.commands.doctor import Doctor, Marker, main
 from raydali.errors import UsageError
 from raydali.host import checks
 from raydali.host.checks import Node, Row, failed_checks, rows
@@ -97,8 +96,8 @@ def test_nodes_of_which_the_same_is_to_be_said_share_a_row() -> None:
     nodes[3] = Node(name="n3", host=replace(GOOD, open_files=1024))
     found = [row for row in rows(nodes) if row.check == "open files"]
     assert sorted((row.status, row.nodes) for row in found) == [("fail", ("n3",)), ("ok", ("n0", "n1", "n2", "n4"))]
-    assert mentions(command._named(found[0].nodes, 5), "n0 n1 n2 1") and "n4" not in command._named(found[0].nodes, 5)
-    assert command._named(("a", "b"), 2) == "all 2"
+    assert mentions(doctor._named(found[0].nodes, 5), "n0 n1 n2 1") and "n4" not in doctor._named(found[0].nodes, 5)
+    assert doctor._named(("a", "b"), 2) == "all 2"
 
 
 def test_versions_must_be_the_same_on_all_nodes() -> None:
@@ -132,11 +131,11 @@ def test_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_the_exit_code_says_whether_a_row_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raydali.host.facts.this_host", lambda: GOOD)
+    monkeypatch.setattr("raydali.commands.doctor.this_host", lambda: GOOD)
     main(Doctor())
     table = capsys.readouterr().out
     assert "580.95.05" in table and "remedy" in table
-    monkeypatch.setattr("raydali.host.facts.this_host", lambda: replace(GOOD, nvjpeg="[Errno 2] no"))
+    monkeypatch.setattr("raydali.commands.doctor.this_host", lambda: replace(GOOD, nvjpeg="[Errno 2] no"))
     with pytest.raises(SystemExit) as left:
         main(Doctor())
     assert left.value.code == 1

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from raydali.commands.doctor.nodes import nodes_of_cluster
+from raydali.commands.doctor import nodes_of_cluster
 from raydali.errors import UsageError
 from raydali.launch.driver import ray_cluster
 from raydali.launch.driver.ray_cluster import connect

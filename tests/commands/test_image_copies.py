@@ -9,7 +9,7 @@ import pytest
 from nvidia.dali import Pipeline, fn
 from PIL import ExifTags, Image
 
-from raydali.commands.downscale import downscale
+from raydali.commands.image_copies import downscale
 from raydali.data.loading.quarantine import why_broken
 from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError

@@ -1,15 +1,21 @@
-"""`raydali new`: copy a job, to change it.
+"""`raydali new` and `raydali train`: copy a job, to change it, and run a job, which is one of raydali's own or a file.
 
-raydali new imagenet my_job.py
+    raydali new imagenet my_job.py
+    raydali train my_job.py --data ~/pets
+
+`train` becomes `python FILE ...options`, so that signals, exit codes and --help are the job's own.
 """
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from raydali.errors import UsageError
-from raydali.launch.driver.job_file import find_job
+from raydali.launch.driver.job_file import PROGRAM, find_job, own_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +28,35 @@ class New:
     """File to write, such as my_job.py. It must not exist."""
 
 
-def main(options: New) -> None:
-    """Write the copy, whose examples of commands name its file, and print the command that runs it.
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Run a job, such as imagenet, detection, restoration, video or grid, or the job in a file.
+
+    `raydali train JOB --help` shows the options of a job.
+    """
+
+    job: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="JOB [OPTIONS]", help_behavior_hint="")]
+    """Name of a job or a file such as my_job.py, then its options."""
+
+
+def main(options: New | Train) -> None:
+    """Copy a job, or replace this process by it.
 
     Raises:
         UsageError: there is no such job, or the file cannot be written.
     """
+    if isinstance(options, New):
+        _copy(options)
+        return
+    job, *given = options.job or ("",)
+    if not job or job.startswith("-"):
+        raise UsageError(f"train needs a job before its options: {', '.join(own_jobs())}, or a file such as my_job.py")
+    os.environ[PROGRAM] = f"raydali train {job}"
+    os.execv(sys.executable, [sys.executable, str(find_job(job)), *given])
+
+
+def _copy(options: New) -> None:
+    """Write the copy, whose examples of commands name its file, and print the command that runs it."""
     source, target = find_job(options.job), Path(options.file).expanduser()
     if target.is_dir():
         raise UsageError(f"{options.file} is a folder: give a file in it, such as {target / 'my_job.py'}")

@@ -1,1 +1,0 @@
-"""`raydali doctor`: checks of hosts and cluster nodes before training."""
