@@ -53,7 +53,7 @@ def reported(config: Config, data: Data, folder: RunFolder, stop_at: int | None 
     except DataError as error:
         ended = str(error)
     session.checkpoints.finish()
-    for row in session.rows:
+    for row in session.rows if session.worker.rank == 0 else ():  # as the driver, which is the only one that appends
         folder.append("events.jsonl", row)
     return session.rows, ended
 

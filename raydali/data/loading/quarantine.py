@@ -90,6 +90,7 @@ class Quarantine:
 
     Attributes:
         known: samples found broken so far, by id. Others have not necessarily been checked.
+        news: those that were found here since `drain_new`.
         sound: bool (N,), samples that were suspicious, were read as a whole, and are not broken.
         for_pillow: samples with files that DALI refuses, and Pillow decodes.
         in_flight_at_death: samples that a process was decoding when it was killed: their decoder may be the cause.
@@ -107,7 +108,7 @@ class Quarantine:
         self.noted_in: Path | None = None
         self.waits_for_folders = False
         self._sound_news: list[int] = []
-        self._news: dict[int, BrokenSample] = {}
+        self.news: dict[int, BrokenSample] = {}
         self._lock = threading.Lock()
         self._load: Callable[[int], object] = lambda _: None
         self._path: Callable[[int], str] = str
@@ -194,7 +195,7 @@ class Quarantine:
                     raise DataError(f"sample {sample.id} cannot be read: {sample}; {REMEDY}")
                 self.sound[sample.id] = False
                 if sample.id not in self.known:
-                    self.known[sample.id] = self._news[sample.id] = sample
+                    self.known[sample.id] = self.news[sample.id] = sample
 
     def _described(self, id: int, reason: str) -> BrokenSample:
         path = self._path(id)
@@ -202,14 +203,10 @@ class Quarantine:
             reason = reason.removeprefix(prefix)
         return BrokenSample(id, path, reason)
 
-    def has_news(self) -> int:
-        """The number of samples that were found here since `drain_new`."""
-        return len(self._news)
-
     def drain_new(self) -> list[BrokenSample]:
         """Return the samples that were found here since the last call."""
         with self._lock:
-            news, self._news = self._news, {}
+            news, self.news = self.news, {}
         return list(news.values())
 
     def add_sound(self, ids: Sequence[int] | NDArray[np.int64]) -> None:
@@ -262,7 +259,7 @@ class Quarantine:
             # Not `examine`, which would record it: whether a sample is broken must not depend on which one it replaces.
             if other not in self.known and (self.sound[other] or not self.refusals([other])):
                 with self._lock:
-                    for broken in (self.known, self._news):
+                    for broken in (self.known, self.news):
                         if id in broken and broken[id].replaced_by is None:
                             broken[id] = replace(broken[id], replaced_by=other)
                 return other

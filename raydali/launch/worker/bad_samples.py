@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -87,18 +87,13 @@ class BrokenSamples:
         made.noted_in, made.in_flight_at_death = self._notes / name, self._suspects[name]
         return made
 
-    def suspects(self) -> dict[str, list[int]]:
-        """Return what crashed processes of this run had in flight on this node, and what other ranks told of it."""
-        self.suspect([left_in_flight(self._notes)])
-        return {name: sorted(ids) for name, ids in self._suspects.items() if ids}
+    def share_suspects(self) -> None:
+        """Exchange what crashed processes of this run had in flight on any node.
 
-    def suspect(self, found: Iterable[Mapping[str, Sequence[int]]]) -> None:
-        """Have samples tried in a child process before they are decoded; their decoder may have crashed a process.
-
-        Args:
-            found: what `suspects` returned on each rank.
+        Such samples are tried in a child process before they are decoded: their decoder may have crashed the process.
         """
-        for of_rank in found:
+        mine = {name: sorted(ids) for name, ids in left_in_flight(self._notes).items()}
+        for of_rank in self._session.worker.exchange(mine):
             for name, ids in of_rank.items():
                 self._suspects[name].update(ids)
 
@@ -144,7 +139,7 @@ class BrokenSamples:
             DataError: see `exchange`.
         """
         worker = self._session.worker
-        news = sum(quarantine.has_news() for quarantine in self._quarantines.values()) + len(OUTAGES)
+        news = sum(len(quarantine.news) for quarantine in self._quarantines.values()) + len(OUTAGES)
         worker.counts.mine[BROKEN] = news
         may_crash = any(self._suspects.values())  # on all ranks
         is_due = worker.counts.sums[BROKEN] and (may_crash or not steps % EXCHANGE_STEPS)

@@ -6,12 +6,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from raydali.data.sources.storage import reason
 from raydali.data.stream.stream import Stream
 from raydali.errors import DivergedError
+from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
@@ -21,6 +23,23 @@ from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.train.checkpoint_file import Snapshot, Snapshots, is_finite
 from raydali.train.evaluation.reference import Reference
 from raydali.train.optim import load_optimizer
+from raydali.train.worker import Worker
+
+OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
+    "name",
+    "checkpoint_every",
+    "trace_samples",
+    "loader",
+    "ceiling",
+    "shuffle_window",
+    "shuffle_apart",
+    "repeats",
+    "exclude",
+    "max_bad_fraction",
+    "val_data",
+    "root",
+}
+"""Options that do not change the duration of a step if its batch is already on the device."""
 
 
 class Stateful(Protocol):
@@ -84,7 +103,7 @@ class RunState:
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
-            self._broken.suspect(self._worker.exchange(self._broken.suspects()))
+            self._broken.share_suspects()
             if self._worker.rank == 0:
                 self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 drop_samples(self._folder, self._cursor.start)
@@ -221,3 +240,12 @@ class RunState:
         except OSError as error:
             return reason(error)
         return ""
+
+
+def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str]:
+    """Return the options, workers and device that a ceiling depends on. Under other conditions it is invalid."""
+    options = {name: repr(value) for name, value in asdict(config).items() if name not in OPTIONS_WITHOUT_STEP_COST}
+    device = worker.device
+    threads = f"{torch.get_num_threads()} threads of a CPU"
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
+    return options | {"world_size": str(worker.world_size), "on": on}

@@ -30,6 +30,9 @@ class Rehearsal:
     Args:
         run: the parts of the run.
         loader, val_loader: the loaders of the training set and of the validation set.
+
+    Attributes:
+        cache: the compiled code of the run, which may still be written in the background.
     """
 
     def __init__(self, run: RunParts, loader: Loader, val_loader: Loader) -> None:
@@ -39,10 +42,9 @@ class Rehearsal:
         self._ceiling = RunCeiling(
             session, run.state, lambda steps, measures: self._warm_up(self._epoch, steps, measures)
         )
-        self._cache = CompileCache(session.folder, session.worker, session.warn)
-        self._steps = warm_up_steps(run.differentiated, session.worker.device)
-        self._on_gpu = session.worker.device.type == "cuda"
-        self._prepares = self._on_gpu or bool(config.compile)
+        self.cache = CompileCache(session.folder, run.worker, session.warn)
+        self._steps = warm_up_steps(run.differentiated, run.worker.device)
+        self._prepares = run.on_gpu or bool(config.compile)
 
     def before_first_step(self) -> Iterator[Step]:
         """Yield warm-up steps for all sizes of the epochs that remain.
@@ -51,26 +53,22 @@ class Rehearsal:
         its first validation, and trains again seconds sooner.
         """
         run, is_first = self._run, not self._run.state.is_resumed
-        if self._on_gpu:  # on CPUs it would take the cores from the compiler
+        if run.on_gpu:  # on CPUs it would take the cores from the compiler
             self._loader.begin_ahead()
             if is_first:
                 self._val_loader.begin_ahead()
         if run.config.compile:
-            self._cache.load()
+            self.cache.load()
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
         if is_first and self.warm_up_inference():
             start_clock.mark("validation")
         for epoch in reversed(self._later_epochs() if self._prepares else []):
-            self._note(f"warm-up steps for the image size of epoch {epoch}")
+            run.session.emit_once(Note(f"warm-up steps for the image size of epoch {epoch}"))
             yield from self._warm_up(epoch, self._steps, False)
             self._forget()
         yield from self._begin(run.config.ceiling and is_first, Rehearsed)
         if run.config.compile:
-            self._cache.save()
-
-    def finish(self) -> None:
-        """Wait for what is written in the background."""
-        self._cache.finish()
+            self.cache.save()
 
     def after_epoch(self, record: Mapping[str, Any]) -> Iterator[Step]:
         """Yield warm-up steps if the next epoch has another size, or if the ceiling cannot be right.
@@ -97,7 +95,7 @@ class Rehearsal:
         if faster:
             batch = self._val_loader.resident_batch(min(run.config.batch_size, self._val_loader.order.samples))
             if run.config.compile:
-                self._note("compiling the validation")
+                run.session.emit_once(Note("compiling the validation"))
             for inference, inputs in faster:
                 inference.warm_up(batch[inputs])
         return bool(faster)
@@ -112,13 +110,13 @@ class Rehearsal:
 
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
         """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
-        run, worker, size = self._run, self._run.session.worker, self._run.config.batch_size
+        run, worker, size = self._run, self._run.worker, self._run.config.batch_size
         batch = Batch(self._loader.resident_batch(size, epoch), run.stream.micro_batch(0, worker.rank))
         meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
         optimizer = run.state.parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
-        run.counts_flops = self._on_gpu and epoch == self._epoch and run.state.flops_per_image is None
+        run.counts_flops = run.on_gpu and epoch == self._epoch and run.state.flops_per_image is None
 
         def take() -> Step:
             while newest:
@@ -139,10 +137,6 @@ class Rehearsal:
             measures_ceiling=measures,
         )
         return measured
-
-    def _note(self, text: str) -> None:
-        if self._run.session.worker.rank == 0:
-            self._run.session.emit(Note(text))
 
     def _forget(self) -> None:
         for each in self._run.differentiated:

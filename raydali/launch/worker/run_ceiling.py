@@ -5,48 +5,18 @@ A resume takes it from the checkpoint if it was measured under the same conditio
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import torch
-
-from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.checkpointing import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
-from raydali.run.messages import Message, Note
+from raydali.run.messages import Note
 from raydali.text import rate_text
-from raydali.train.worker import Worker
-
-OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
-    "name",
-    "checkpoint_every",
-    "trace_samples",
-    "loader",
-    "ceiling",
-    "shuffle_window",
-    "shuffle_apart",
-    "repeats",
-    "exclude",
-    "max_bad_fraction",
-    "val_data",
-    "root",
-}
-"""Options that do not change the duration of a step if its batch is already on the device."""
 
 MAX_MEASURED_AGAIN = 3
 """Maximum number of repeated measurements per worker group: other processes may always keep the machine busy."""
-
-
-def ceiling_conditions(config: TrainingOptions, worker: Worker) -> dict[str, str]:
-    """Return the options, workers and device that a ceiling depends on. Under other conditions it is invalid."""
-    options = {name: repr(value) for name, value in asdict(config).items() if name not in OPTIONS_WITHOUT_STEP_COST}
-    device = worker.device
-    threads = f"{torch.get_num_threads()} threads of a CPU"
-    on = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    return options | {"world_size": str(worker.world_size), "on": on}
 
 
 class RunCeiling:
@@ -74,16 +44,16 @@ class RunCeiling:
             event: the event that reports their end.
         """
         measuring = ["measuring the ceiling (--no-ceiling leaves it out)"] if measures else []
-        self._report(Note(f"warm-up steps on one batch: {', '.join([*doing, *measuring]) or 'tuning'}"))
+        self._session.emit_once(Note(f"warm-up steps on one batch: {', '.join([*doing, *measuring]) or 'tuning'}"))
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
         self._is_void, self._measured_again = measured.void, 0
         if measured.void:
-            self._report(Note(f"the ceiling is void: {measured.why}; it is measured again after the epoch"))
+            self._session.emit_once(Note(f"the ceiling is void: {measured.why}; it is measured again after the epoch"))
         elif measured.why:
-            self._report(Note(f"the ceiling is not measured: {measured.why}"))
-        self._report(event(**_measured(measured.images_per_second, began)))
+            self._session.emit_once(Note(f"the ceiling is not measured: {measured.why}"))
+        self._session.emit_once(event(**_measured(measured.images_per_second, began)))
 
     def doubt(self, record: Mapping[str, Any]) -> Iterator[Step]:
         """Measure again if the machine was busy in the last measurement, or if the epoch was faster than the ceiling.
@@ -103,17 +73,13 @@ class RunCeiling:
             if known is not None and not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
                 void = f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again"
-                self._report(Note(void))
+                self._session.emit_once(Note(void))
             self._is_void = True
         if measures:
             self._measured_again += 1
             began = time.perf_counter()
             self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
-            self._report(CeilingMeasured(**_measured(self._state.ceiling, began)))
-
-    def _report(self, message: Message) -> None:
-        if self._session.worker.rank == 0:
-            self._session.emit(message)
+            self._session.emit_once(CeilingMeasured(**_measured(self._state.ceiling, began)))
 
 
 def _measured(ceiling: float | None, began: float) -> dict[str, Any]:

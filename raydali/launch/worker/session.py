@@ -63,6 +63,11 @@ class Session(ABC):
     def emit(self, message: Message) -> None:
         """Send a message to the driver, without waiting."""
 
+    def emit_once(self, message: Message) -> None:
+        """Send a message that all ranks have, from rank 0."""
+        if self.worker.rank == 0:
+            self.emit(message)
+
     @abstractmethod
     def starting_weights(self) -> MatchedWeights | None:
         """Return what the model of a fresh run starts from; None for random weights."""

@@ -1,7 +1,6 @@
 """One optimizer step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,47 +10,55 @@ from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.loading.loader import Batch
 from raydali.data.stream.counter_rng import keyed
-from raydali.data.stream.stream import MicroBatch, Stream
+from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
-from raydali.launch.worker.checkpointing import RunState
+from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.checkpointing import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter
+from raydali.run.sample_trace import SampleTrace
 from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.step import ForwardBackward, Precision, RunningStatistics
 
 
-@dataclass
 class RunParts:
-    """The parts of a run on this rank, which its steps and its warm-up share.
+    """The parts of a run on this rank, which its loop, its steps and its warm-up share.
 
     Attributes:
-        state: the state in checkpoints.
+        state: the state in checkpoints; it is loaded, except for the parts that the job registers.
+        broken: the broken samples.
+        trace: the trace of samples, if there is one.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         captures: whether a step is one CUDA graph.
         differentiated: the functions that the steps call.
         inferences: what the validation computes, with the name of its input, until it is warmed up.
-        model, statistics: the model, and its BatchNorm statistics; set with the state.
+        model, statistics: the model, and its BatchNorm statistics; set when the job registers its state.
         allreduce: the timer of the all-reduce; None for one rank.
         learning_rate: the learning rate of the newest step.
         counts_flops: whether the operations of the next micro-batch are to be counted, see `measure.flops`.
     """
 
-    config: TrainingOptions
-    session: Session
-    stream: Stream
-    precision: Precision
-    state: RunState
-    micro_batches: int
-    captures: bool
-    differentiated: list[ForwardBackward] = field(default_factory=list)
-    inferences: list[tuple[ValidationForward, str]] = field(default_factory=list)
-    model: nn.Module = field(init=False)
-    statistics: RunningStatistics = field(init=False)
-    allreduce: AllReduceTimer | None = None
-    learning_rate: float = 0.0
-    counts_flops: bool = False
+    model: nn.Module
+    statistics: RunningStatistics
+
+    def __init__(self, config: TrainingOptions, session: Session, samples: int) -> None:
+        self.config, self.session, self.worker = config, session, session.worker
+        self.stream, self.on_gpu = config.stream(samples), self.worker.device.type == "cuda"
+        self.precision = Precision(config.precision, self.worker.device)
+        self.broken = BrokenSamples(config, session, samples=samples)
+        self.trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
+        conditions = ceiling_conditions(config, self.worker)
+        self.state = RunState(session, self.stream, self.broken, self.trace, conditions)
+        self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
+        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
+        self.captures = config.cuda_graph and self.on_gpu and one_micro_batch and not config.sync_bn
+        self.differentiated: list[ForwardBackward] = []
+        self.inferences: list[tuple[ValidationForward, str]] = []
+        self.allreduce: AllReduceTimer | None = None
+        self.learning_rate = 0.0
+        self.counts_flops = False
 
 
 class Step:
@@ -73,21 +80,19 @@ class Step:
         run: RunParts,
         batches: Iterator[Batch],
         meter: EpochMeter,
-        *,
         index: int = 0,
-        progress: float = 0.0,
-        ends_epoch: bool = False,
         on_update: Callable[[list[MicroBatch]], None] | None = None,
     ) -> None:
-        self.index, self.progress, self.ends_epoch = index, progress, ends_epoch
-        self.is_warm_up = on_update is None
         self._run, self._batches, self._meter, self._on_update = run, batches, meter, on_update
-        self._worker = run.session.worker
+        self.index, self.progress, self.ends_epoch, self.is_warm_up = index, 0.0, False, on_update is None
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
         self._updated = False
         if not self.is_warm_up:
-            self._worker.counts.begin_step(self._worker.world_size)
+            stream = run.stream
+            self.progress = (index + 0.5) * stream.global_batch_size / (stream.epochs * stream.samples)
+            self.ends_epoch = stream.epoch_closed_by(index) is not None
+            run.worker.counts.begin_step(run.worker.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches. Torch's random numbers are seeded before each of them.
@@ -107,10 +112,10 @@ class Step:
                 run.allreduce.expect(meter if index == run.micro_batches - 1 else None)
             if run.micro_batches > 1:
                 run.statistics.begin_micro_batch(index)
-            _seed(int(keyed(run.config.seed, batch.micro_batch.number)) >> 1, self._worker.device)
+            _seed(int(keyed(run.config.seed, batch.micro_batch.number)) >> 1, run.worker.device)
             self._pending = batch
             yield batch
-            self._require(self._pending is None, f"micro-batch {index} was not given to `step.backward`")
+            require(self._pending is None, f"in step {self.index} micro-batch {index} was not given to `step.backward`")
 
     def backward(self, differentiated: ForwardBackward, *inputs: Any) -> torch.Tensor:
         """Compute the loss of the newest micro-batch and its gradients; the last one all-reduces the gradients.
@@ -126,8 +131,12 @@ class Step:
             UsageError: it was already called for the newest micro-batch, or there is none yet.
         """
         batch, index, run = self._pending, len(self._trained), self._run
-        if batch is None:
-            raise self._error("`step.backward` was called twice for a micro-batch, or outside of `for batch in step`")
+        here = f"in step {self.index}"
+        require(
+            batch is not None,
+            f"{here} `step.backward` was called twice for a micro-batch, or outside of `for batch in step`",
+        )
+        assert batch is not None
         if run.counts_flops:
             run.counts_flops = False
             run.state.flops_per_image = differentiated.flops_per_image(*inputs)
@@ -155,8 +164,9 @@ class Step:
         """
         run = self._run
         left = run.micro_batches - len(self._trained)
-        self._require(left <= 0, f"{left} of its {run.micro_batches} micro-batches were not trained on")
-        self._require(not self._updated, "`step.update` was called twice")
+        here = f"in step {self.index}"
+        require(left <= 0, f"{here} {left} of its {run.micro_batches} micro-batches were not trained on")
+        require(not self._updated, f"{here} `step.update` was called twice")
         run.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:
             for group in optimizer.param_groups:
@@ -175,7 +185,7 @@ class Step:
         optimizer.zero_grad(set_to_none=True)
         self._meter.enter("loop")
         if self._on_update is not None:
-            self._worker.counts.end_step()
+            run.worker.counts.end_step()
             self._on_update(self._trained)
 
     def check_end(self) -> None:
@@ -184,19 +194,13 @@ class Step:
         Raises:
             UsageError: `update` was not called.
         """
-        self._require(self._updated, "`step.update` was not called")
-
-    def _require(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise self._error(otherwise)
-
-    def _error(self, text: str) -> UsageError:
-        return loop_error(f"in step {self.index} {text}")
+        require(self._updated, f"in step {self.index} `step.update` was not called")
 
 
-def loop_error(text: str) -> UsageError:
-    """Return an error about the job's loop."""
-    return UsageError(f"the training loop is wrong: {text}; see docs/own-data.md for the loop")
+def require(holds: object, otherwise: str) -> None:
+    """Raise a UsageError about the job's loop unless a condition holds."""
+    if not holds:
+        raise UsageError(f"the training loop is wrong: {otherwise}; see docs/own-data.md for the loop")
 
 
 def _seed(seed: int, device: torch.device) -> None:

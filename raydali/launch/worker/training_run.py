@@ -20,7 +20,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from torch.optim.swa_utils import AveragedModel
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.make import make_loader
 from raydali.data.sources.source import TrainAndVal
-from raydali.data.stream.class_mixing import useful_block
 from raydali.data.stream.stream import MicroBatch, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.extras import default_loader
@@ -41,27 +39,19 @@ from raydali.host import start_clock
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
-from raydali.launch.worker.bad_samples import BrokenSamples, check_samples
-from raydali.launch.worker.checkpointing import RunState, Stateful
+from raydali.launch.worker.bad_samples import check_samples
+from raydali.launch.worker.checkpointing import Stateful
 from raydali.launch.worker.rehearsal import Rehearsal
-from raydali.launch.worker.run_ceiling import ceiling_conditions
+from raydali.launch.worker.run_meter import RunMeter
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.step import RunParts, Step, loop_error
-from raydali.measure.flops import peak_flops
-from raydali.measure.meter import EpochMeter, LiveMetrics
-from raydali.measure.records import epoch_record
+from raydali.launch.worker.step import RunParts, Step, require
 from raydali.run.events import Left, Notice
-from raydali.run.messages import EpochEnded
 from raydali.run.model_file import BestWeights
-from raydali.run.sample_trace import SampleTrace
 from raydali.train.evaluation.reference import Reference, ReferenceWatch
 from raydali.train.evaluation.validation import ValidationForward, ValidationPass
 from raydali.train.finetuning import freeze
-from raydali.train.profiling import StepTrace
-from raydali.train.step import ForwardBackward, Precision, RunningStatistics, with_sync_batchnorm
+from raydali.train.step import ForwardBackward, RunningStatistics, with_sync_batchnorm
 from raydali.train.worker import NOTICES
-
-Pipelines = tuple[Pipeline[Any], Pipeline[Any]]
 
 
 class TrainingRun:
@@ -83,25 +73,9 @@ class TrainingRun:
     def __init__(
         self, config: TrainingOptions, session: Session, *, samples: int, labels: NDArray[np.int64] | None = None
     ) -> None:
-        self._config, self._session, self._cursor = config, session, session.cursor
-        self.worker, self.stream = session.worker, config.stream(samples)
-        self.precision = Precision(config.precision, self.worker.device)
-        self._broken = BrokenSamples(config, session, samples=samples)
-        self._trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
-        conditions = ceiling_conditions(config, self.worker)
-        self._state = RunState(session, self.stream, self._broken, self._trace, conditions)
-        self._on_gpu = self.worker.device.type == "cuda"
-        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
-        self._parts = RunParts(
-            config,
-            session,
-            self.stream,
-            self.precision,
-            self._state,
-            micro_batches=self.stream.micro_batches_of(self.worker.rank, self.worker.world_size),
-            captures=config.cuda_graph and self._on_gpu and one_micro_batch and not config.sync_bn,
-        )
-        self._useful_block = cache(lambda: useful_block(labels, self.stream))
+        self._run = run = RunParts(config, session, samples)
+        self.worker, self.stream, self.precision = run.worker, run.stream, run.precision
+        self._session, self._cursor, self._state, self._labels = session, session.cursor, run.state, labels
         session.steps_left = self.stream.steps - self._cursor.start
         self._notice: Notice | None = None
         self._step: Step | None = None
@@ -113,8 +87,7 @@ class TrainingRun:
         # Made by `loaders` and `steps`.
         self._val_loader: Loader
         self._rehearsal: Rehearsal
-        self._meter: EpochMeter
-        self._live_metrics: LiveMetrics
+        self._measured: RunMeter
         self._watch: ReferenceWatch
         torch.manual_seed(config.seed)
         torch.set_default_dtype(self.precision.of_parameters)
@@ -127,13 +100,13 @@ class TrainingRun:
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)
-        if isinstance(self._config, WeightsOptions) and self._config.freeze is not None:
-            freeze(model, self._config.freeze)
+        if isinstance(self._run.config, WeightsOptions) and self._run.config.freeze is not None:
+            freeze(model, self._run.config.freeze)
         return model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:
         """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
-        return with_sync_batchnorm(model, self.worker.gradients) if self._config.sync_bn else model
+        return with_sync_batchnorm(model, self.worker.gradients) if self._run.config.sync_bn else model
 
     def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
         """Load the model, the optimizer and others from the newest checkpoint, if any, and save them in later ones.
@@ -143,13 +116,9 @@ class TrainingRun:
             optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
-        run = self._parts
-        run.model, run.statistics = (
-            model,
-            RunningStatistics(
-                model, micro_batches=run.micro_batches, all_micro_batches=self.stream.micro_batches_per_step
-            ),
-        )
+        run, every = self._run, self.stream.micro_batches_per_step
+        run.model = model
+        run.statistics = RunningStatistics(model, micro_batches=run.micro_batches, all_micro_batches=every)
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
         kept = {name: part for name, part in parts.items() if part is not None}
         self._state.keep(kept, lambda: run.statistics.average(self.worker))
@@ -172,12 +141,12 @@ class TrainingRun:
             self.worker,
             self.precision,
             micro_batches=self.stream.micro_batches_per_step,
-            compiled=self._config.compile,
-            fused=self._config.fused,
-            graph=self._parts.captures,
+            compiled=self._run.config.compile,
+            fused=self._run.config.fused,
+            graph=self._run.captures,
         )
-        self._parts.allreduce = differentiated.allreduce
-        self._parts.differentiated.append(differentiated)
+        self._run.allreduce = differentiated.allreduce
+        self._run.differentiated.append(differentiated)
         start_clock.mark("process group")  # NCCL connects at its first use
         return differentiated
 
@@ -190,14 +159,18 @@ class TrainingRun:
             model: see `ValidationForward`; without DDP.
             inputs: name of the tensor of a validation batch that the model takes.
         """
-        captures = self._config.cuda_graph and self._on_gpu
-        inference = ValidationForward(model, self.precision, compiled=self._config.compile, graph=captures)
-        self._parts.inferences.append((inference, inputs))
+        captures = self._run.config.cuda_graph and self._run.on_gpu
+        inference = ValidationForward(model, self.precision, compiled=self._run.config.compile, graph=captures)
+        self._run.inferences.append((inference, inputs))
         return inference
 
     @contextmanager
     def loaders(
-        self, data: TrainAndVal[Any], pipelines: Pipelines, *, make: Callable[..., Loader] = make_loader
+        self,
+        data: TrainAndVal[Any],
+        pipelines: tuple[Pipeline[Any], Pipeline[Any]],
+        *,
+        make: Callable[..., Loader] = make_loader,
     ) -> Iterator[tuple[Loader, Loader]]:
         """Make the loaders of the training and the validation set, and close them at the end of the context.
 
@@ -211,17 +184,17 @@ class TrainingRun:
             world_size=self.worker.world_size,
             device=self.worker.device,
             threads=self.worker.cpus,
-            quarantine=self._broken.of,
+            quarantine=self._run.broken.of,
         )
-        (train, val), name = pipelines, self._config.loader or default_loader()
-        in_order = OrderedPass(samples=len(data.val), batch_size=self._config.batch_size)
+        (train, val), name = pipelines, self._run.config.loader or default_loader()
+        in_order = OrderedPass(samples=len(data.val), batch_size=self._run.config.batch_size)
         with (
             make(name, data.train, train, self.stream, start=self._cursor.start, **options) as loader,
             make(name, data.val, val, in_order, **options) as val_loader,
         ):
             self._val_loader = val_loader
             yield loader, val_loader
-        self._broken.finish()
+        self._run.broken.finish()
 
     # The training loop.
 
@@ -240,36 +213,31 @@ class TrainingRun:
             NodeError: see `check_samples`.
         """
         require(self._state.parts, "call `run.register_state` before `run.steps`")
-        config, session, cursor, stream = self._config, self._session, self._cursor, self.stream
-        is_ours = loader.order is stream and loader.start == cursor.start
-        require(is_ours, "take the training loader from `run.loaders`")
+        config, session, cursor, stream = self._run.config, self._session, self._cursor, self.stream
+        require(loader.order is stream and loader.start == cursor.start, "take the training loader from `run.loaders`")
         check_samples(loader, self.worker)
-        self._rehearsal = rehearsal = Rehearsal(self._parts, loader, self._val_loader)
+        self._rehearsal = rehearsal = Rehearsal(self._run, loader, self._val_loader)
         self._watch = ReferenceWatch(self._val_loader)
         yield from rehearsal.before_first_step()
         self._state.discard_checkpoint()
         # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
         gc.collect()
         gc.freeze()
-        self._begin_to_measure(loader)
-        batches, profiler = _marked(iter(loader)), self._profiler()
+        self._measured = RunMeter(self._run, loader, self._labels)
+        batches, meter, profiler = _marked(iter(loader)), self._measured.meter, self._measured.profiler
         for index in range(cursor.start, stream.steps):
             if profiler is not None:
                 profiler.before(index)
-            self._step = step = Step(
-                self._parts,
-                batches,
-                self._meter,
-                index=index,
-                progress=(index + 0.5) * stream.global_batch_size / (config.epochs * stream.samples),
-                ends_epoch=stream.epoch_closed_by(index) is not None,
-                on_update=self._finish_step,
-            )
+            self._step = step = Step(self._run, batches, meter, index, self._finish_step)
             yield step
             step.check_end()
             if step.ends_epoch:
-                yield from self._finish_epoch()
-                if self._on_gpu and cursor.done < stream.steps:
+                require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {index}")
+                assert self._record is not None
+                yield from rehearsal.after_epoch(self._record)
+                self._measured.begin_epoch()
+                self._checkpoint()
+                if self._run.on_gpu and cursor.done < stream.steps:
                     self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
             if profiler is not None:
                 profiler.after(index)
@@ -278,47 +246,7 @@ class TrainingRun:
             if notice := self._notice_of_any_rank():
                 self._leave(notice)
             session.steps_left = stream.steps - cursor.done
-        rehearsal.finish()
-
-    def _begin_to_measure(self, loader: Loader) -> None:
-        worker = self.worker
-        self._meter = EpochMeter(
-            worker.device,
-            rank=worker.rank,
-            world_size=worker.world_size,
-            node=worker.node,
-            loader=loader,
-            peak_flops=peak_flops(worker.device, self.precision.dtype),
-        )
-        self._meter.enter("loop")
-        self._live_metrics = LiveMetrics(
-            self._meter,
-            batch_size=self._config.batch_size,
-            micro_batches=self._parts.micro_batches,
-            publish=self._session.publish,
-        )
-        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank
-
-    @property
-    def _ceiling_of_rank(self) -> float | None:
-        share = self._parts.micro_batches / self.stream.micro_batches_per_step
-        return self._state.ceiling * share if self._state.ceiling else None
-
-    def _profiler(self) -> StepTrace | None:
-        """Return the profiler of the steps that `--profile-steps` names; None if none of them is left."""
-        asked = self._config.profiled
-        if asked is None:
-            return None
-        steps = range(max(asked.start, self._cursor.done), min(asked.stop, self.stream.steps))
-        if not steps:
-            left = f"{self._cursor.done} to {self.stream.steps - 1}"
-            if self.worker.rank == 0:
-                text = f"--profile-steps {self._config.profile_steps} traces nothing: only steps {left} remain"
-                self._session.warn(text)
-            return None
-        profiler = StepTrace(steps, self.worker.rank, self.worker.device, self._session.folder.write)
-        self._meter.on_stage = profiler.stage
-        return profiler
+        rehearsal.cache.finish()
 
     def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
         """Count a step, record its samples, and report the progress to the driver.
@@ -326,19 +254,19 @@ class TrainingRun:
         Raises:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
-        cursor = self._cursor
+        cursor, meter = self._cursor, self._measured.meter
         for micro_batch in micro_batches:
-            self._meter.replaced += micro_batch.replaced
-            if self._trace is not None:
-                self._trace.add(micro_batch)
+            meter.replaced += micro_batch.replaced
+            if self._run.trace is not None:
+                self._run.trace.add(micro_batch)
         cursor.done += 1
-        self._meter.end_step()
-        self._broken.after_step(cursor.done)
+        meter.end_step()
+        self._run.broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
             start_clock.mark("first step")
             self._session.report_start(steps=self.stream.steps)
         self._session.report_progress(self.stream)
-        self._live_metrics.step()
+        self._measured.live.step()
 
     def _notice_of_any_rank(self) -> Notice | None:
         """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none.
@@ -355,17 +283,17 @@ class TrainingRun:
         return None
 
     def _checkpoint(self) -> None:
-        with self._meter.stage("checkpoint"):
-            self._state.save(self._meter.record, self._best, self._reference)
-        self._best = self._reference = None
+        """Save a checkpoint, at the end of an epoch with what its validation left."""
+        with self._measured.meter.stage("checkpoint"):
+            self._state.save(self._measured.meter.record, self._best, self._reference)
+        self._record = self._best = self._reference = None
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""
         if self._cursor.saved < self._cursor.done:
             self._checkpoint()
         self._session.checkpoints.finish()
-        if self.worker.rank == 0:
-            self._session.emit(Left(notice=notice, step=self._cursor.done))
+        self._session.emit_once(Left(notice=notice, step=self._cursor.done))
         self.worker.barrier()
         raise Interrupted(notice)
 
@@ -379,13 +307,13 @@ class TrainingRun:
         moving average.
         """
         require(self._step is not None, "call `run.validation` only where `step.ends_epoch`")
-        with self._meter.stage("validation"):
+        with self._measured.meter.stage("validation"):
             self._rehearsal.warm_up_inference()
             began = time.perf_counter()
-            self._parts.statistics.average(self.worker)
+            self._run.statistics.average(self.worker)
             for part in self._state.parts.values():
                 if isinstance(part, AveragedModel):
-                    for averaged, current in zip(part.module.buffers(), self._parts.model.buffers(), strict=True):
+                    for averaged, current in zip(part.module.buffers(), self._run.model.buffers(), strict=True):
                         averaged.copy_(current)
             with self._watch.watching() as loader:
                 yield ValidationPass(loader, loader.source, self.worker, self.precision)
@@ -410,46 +338,9 @@ class TrainingRun:
         seconds, self._validation_seconds = self._validation_seconds, None
         require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
-        self._broken.exchange()
-        segments = self._state.gather(self._meter.record())
-        self._live_metrics.end_epoch()
-        done = self._cursor.done
-        epoch = self.stream.epoch_closed_by(done - 1) or 0
-        self._record = epoch_record(
-            segments,
-            epoch=epoch,
-            step=done,
-            samples_consumed=self.stream.state(done)["samples_consumed"],
-            learning_rate=self._parts.learning_rate,
-            validation={**metrics, "seconds": seconds, "broken": self._broken.in_validation()},
-            quarantined=sum(each.replaced for segment in segments for each in segment),
-            ceiling_images_per_second=self._state.ceiling,
-            flops_per_image=self._state.flops_per_image,
-            options=self._config,
-            useful_block=self._useful_block,
-        )
-        self._state.add_epoch(self._record)
-        if self.worker.rank == 0:
-            self._session.emit(EpochEnded(self._record))
+        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
+        self._record = self._measured.end_epoch(epoch, {**metrics, "seconds": seconds})
         self._best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=self._reference)
-
-    def _finish_epoch(self) -> Iterator[Step]:
-        """Rehearse the next image size, or measure a wrong ceiling again; then save the epoch's checkpoint."""
-        record, self._record = self._record, None
-        if record is None:
-            raise loop_error(
-                f"`run.close_epoch` was not called at the end of an epoch, in step {self._cursor.done - 1}"
-            )
-        yield from self._rehearsal.after_epoch(record)
-        self._live_metrics.ceiling_images_per_second = self._ceiling_of_rank
-        self._meter.reset()
-        self._checkpoint()
-
-
-def require(holds: object, otherwise: str) -> None:
-    """Raise a UsageError about the job's loop unless a condition holds."""
-    if not holds:
-        raise loop_error(otherwise)
 
 
 def _marked(batches: Iterator[Batch]) -> Iterator[Batch]:
