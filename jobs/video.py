@@ -25,7 +25,7 @@ from raydali.data.tasks.video import TrainClips, ValidationClips
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
 from raydali.launch.options import require
-from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, NormalizationOptions
+from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, WeightsOptions
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(NormalizationOptions, ClassifierOptions, LabeledDataOptions):
+class Config(WeightsOptions, ClassifierOptions, LabeledDataOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
     smaller_data = "videos stored nearer to --resize-size"

@@ -104,7 +104,7 @@ def resolve(given: Options, kept: Mapping[str, Any], facts: Facts | None = None)
         UsageError: no such number of workers.
     """
     facts, options = facts or Facts(), given
-    for rule in (_loader, _kept, _model_inputs, _resize_size, _batches, _blocks, _window, _hardware):
+    for rule in (_loader_and_kept, _model_inputs, _resize_size, _batches, _blocks, _window, _hardware):
         options = replace(options, **rule(options, kept, facts))
     return options
 
@@ -120,14 +120,13 @@ def open_options(options: LaunchOptions, *names: str) -> list[str]:
     return [name for name in names if getattr(options, name, False) is None]
 
 
-def _loader(options: LaunchOptions, _: Mapping[str, Any], __: Facts) -> dict[str, Any]:
-    """Choose DALI, since it is faster, or PyTorch's loader where DALI is not installed, as on macOS."""
-    return {"loader": default_loader()} if open_options(options, "loader") else {}
+def _loader_and_kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
+    """Choose DALI, since it is faster, or PyTorch's loader where DALI is not installed, as on macOS.
 
-
-def _kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
-    """Keep what an earlier start has chosen: another choice would change the order or the numbers of the run."""
-    return {name: kept.get(name) for name in open_options(options, *HARDWARE_OPTIONS, *SHUFFLE_OPTIONS)}
+    Keep what an earlier start has chosen: another choice would change the order or the numbers of the run.
+    """
+    loader = {"loader": default_loader()} if open_options(options, "loader") else {}
+    return loader | {name: kept.get(name) for name in open_options(options, *HARDWARE_OPTIONS, *SHUFFLE_OPTIONS)}
 
 
 def _known_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> list[Mapping[str, Any]]:
@@ -214,12 +213,10 @@ def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dic
 
     Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth.
     """
-    if facts.device is None:
+    if facts.device is None or not open_options(options, *HARDWARE_OPTIONS):
         return {}
     on_gpu = facts.device == "cuda"
     given = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
-    if not open_options(options, *HARDWARE_OPTIONS):
-        return {}
     compiled, fused = given.get("compile"), given.get("fused")
     if compiled is None:
         pays = options.stream(facts.samples).steps >= COMPILE_PAYS_FROM

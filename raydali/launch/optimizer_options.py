@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raydali.errors import UsageError
-from raydali.launch.options import TrainingOptions, require
+from raydali.launch.options import Bounds, TrainingOptions, require
 from raydali.train.learning_rates import PEAKS, OptimizerName, parse_schedule
 
 if TYPE_CHECKING:
@@ -20,19 +20,17 @@ class ScheduleOptions(TrainingOptions):
     schedule: str = "cosine"
     """Decay of the learning rate after the warm-up: cosine; step:EPOCHS,FACTOR, which multiplies it by FACTOR each
     EPOCHS epochs of the run; or poly:POWER, where poly:1 is linear."""
-    warmup_start: float = 0.0
+    warmup_start: Annotated[float, Bounds(least=0, most=1)] = 0.0
     """Learning rate at the beginning of the warm-up, as a share of the peak."""
     min_learning_rate: float = 0.0
     """Learning rate at the end of the run; with --schedule step the lowest one."""
-    clip_grad: float | None = None
+    clip_grad: Annotated[float | None, Bounds(above=0)] = None
     """Maximum norm of the gradients of all parameters together, to which they are clipped. Default: no clipping."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_schedule(self.schedule)
-        require(self, "warmup_start", least=0, most=1)
         require(self, "min_learning_rate", least=0, most=self.learning_rate)
-        require(self, "clip_grad", above=0)
 
     @cached_property
     def rates(self) -> Mapping[str, Any]:
@@ -53,7 +51,7 @@ class OptimizerOptions(ScheduleOptions):
     optimizer: OptimizerName = "sgd"
     """Optimiser: sgd (with momentum); adamw for transformers and small data sets; lamb or lars (extra `timm`) for large
     batches; muon for the matrices of hidden layers, with adamw for the rest."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Bounds(least=0, below=1)] = 0.9
     """Momentum of sgd, lars and muon."""
     nesterov: bool = True
     """Nesterov's momentum; sgd and muon only."""
@@ -68,7 +66,6 @@ class OptimizerOptions(ScheduleOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "momentum", least=0, below=1)
         if self.global_batch_size is not None and self.min_learning_rate > (peak := self.peak(self.global_batch_size)):
             raise UsageError(f"--min-learning-rate must be at most the peak, {peak:g}, not {self.min_learning_rate:g}")
 

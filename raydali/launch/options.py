@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
@@ -40,13 +41,25 @@ MAX_PROFILED = 200
 """A trace of 200 steps takes some hundred MB, which is as much as a browser shows."""
 
 
+class Bounds(NamedTuple):
+    """The range of a numeric option, in its annotation. An option that was not given (None) passes."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+
+AT_LEAST_0, AT_LEAST_1 = Bounds(least=0), Bounds(least=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """Base of a job's config, whose fields are the options of the command line."""
 
     workers: str | None = None
     """Number of workers, or MIN:MAX to grow and shrink with the cluster. Default: one per GPU, or 2 without GPUs."""
-    cpus_per_worker: int | None = None
+    cpus_per_worker: Annotated[int | None, AT_LEAST_1] = None
     """CPU cores per worker. Default: the cores per GPU of a node, or an equal share of the cores."""
     gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Require GPUs. Default: use GPUs if the cluster has any, else CPUs."""
@@ -56,43 +69,43 @@ class LaunchOptions:
     """Folder for all runs, shared by all nodes, or a URI such as s3://bucket/runs."""
     name: str | None = None
     """Name of the run. The same command with the same name resumes it. Default: a new name."""
-    epochs: int = 90
+    epochs: Annotated[int, AT_LEAST_1] = 90
     """Number of passes over the training samples."""
-    batch_size: int = 256
+    batch_size: Annotated[int, AT_LEAST_1] = 256
     """Samples per micro-batch, which a device processes at once."""
-    global_batch_size: int | None = None
+    global_batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Samples per optimizer step, over all workers. Default: --batch-size times the maximum number of workers."""
     seed: int = 0
     """Seed of all random numbers: weights, order, crops."""
-    shuffle_block: int | None = None
+    shuffle_block: Annotated[int | None, AT_LEAST_0] = None
     """For slow disks: samples per block. Blocks are shuffled, then the samples of several blocks. 0: shuffle all
     samples. Default: 0, or for Parquet files whose row groups need blocks, some row groups; a resume keeps it."""
-    shuffle_window: int | None = None
+    shuffle_window: Annotated[int | None, AT_LEAST_0] = None
     """Number of blocks that are mixed, for --shuffle-block; 0: 16 random blocks. Default: enough to mix the classes
     well; a resume keeps it."""
     shuffle_apart: bool | None = None
     """Read each block in one worker only, with --shuffle-block: micro-batches of a step have blocks of their own.
     Default: only if the blocks were chosen for Parquet files; a resume keeps it."""
-    repeats: int = 1
+    repeats: Annotated[int, AT_LEAST_1] = 1
     """Repeated augmentation: each sample is used K times with other random numbers within K epochs, in different global
     batches. An epoch has as many samples as without, from a K-th of the data."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
-    checkpoint_every: int = 0
+    checkpoint_every: Annotated[int, AT_LEAST_0] = 0
     """Optimiser steps between checkpoints, in addition to one per epoch; 0: only one per epoch."""
-    keep_epochs: int = 0
+    keep_epochs: Annotated[int, AT_LEAST_0] = 0
     """Keep the checkpoint of every N-th epoch permanently, in addition to the newest three; 0: only these three."""
     trace_samples: bool = False
     """Record which rank trained on which sample at which step, in the folder samples/ of the run."""
-    max_failures: int = 3
+    max_failures: Annotated[int, Bounds(least=-1)] = 3
     """Maximum consecutive failures without a new checkpoint, except preemptions and storage outages; -1: no limit. An
     error that would recur ends the run at once."""
-    hang_timeout: float = 600
+    hang_timeout: Annotated[float, AT_LEAST_0] = 600
     """Seconds without progress after which a run restarts from its newest checkpoint; 0: no limit."""
-    storage_timeout: float = 21600
+    storage_timeout: Annotated[float, AT_LEAST_0] = 21600
     """Seconds of a storage outage after which the run ends; 0: no limit. Workers retry for 1 min, then restart after
     pauses of 30 s to 5 min."""
-    start_timeout: float = 1800
+    start_timeout: Annotated[float, AT_LEAST_0] = 1800
     """Seconds from the start of the workers to the first step, compilation included, after which they are restarted; 0:
     no limit."""
 
@@ -103,18 +116,11 @@ class LaunchOptions:
         _ = self.worker_range, self.trackers
         if self.gpu and self.no_gpu:
             raise UsageError("--gpu and --no-gpu exclude each other: give at most one of them")
-        for name in ("cpus_per_worker", "epochs", "batch_size", "global_batch_size", "repeats"):
-            require(self, name, least=1)
-        require(self, "checkpoint_every", least=0)
-        require(self, "keep_epochs", least=0)
-        require(self, "shuffle_block", least=0)
-        require(self, "shuffle_window", least=0)
+        for name, bounds in _bounds_of(type(self)).items():
+            require(self, name, **bounds._asdict())
         if self.shuffle_window and not self.shuffle_block:
             raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: also give --shuffle-block")
-        require(self, "max_failures", least=-1)
-        require(self, "storage_timeout", least=0)
         for name in ("hang_timeout", "start_timeout"):
-            require(self, name, least=0)
             if 0 < (timeout := getattr(self, name)) < LEAST_TIMEOUT:
                 raise UsageError(
                     f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
@@ -196,11 +202,11 @@ class TrainingOptions(LaunchOptions):
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
     """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of launch/defaults.py."""
 
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, Bounds(above=0)] = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""
     warmup_epochs: float | None = None
     """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
-    weight_decay: float = 5e-5
+    weight_decay: Annotated[float, AT_LEAST_0] = 5e-5
     """Weight decay; by default not of normalisation layers and biases."""
     precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     """Precision of forward and backward pass; weights stay in fp32. With fp64, which is slow, weights are in
@@ -222,17 +228,14 @@ class TrainingOptions(LaunchOptions):
     """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
     exclude: str | None = None
     """File with samples to leave out, one path per line, as `raydali verify -o FILE` writes it."""
-    max_bad_fraction: float = 0.001
+    max_bad_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.001
     """Maximum share of samples that are broken and replaced before the run ends. One sample is always allowed, except
     with 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.profiled
-        require(self, "learning_rate", above=0)
         require(self, "warmup_epochs", least=0, below=self.epochs)
-        require(self, "weight_decay", least=0)
-        require(self, "max_bad_fraction", least=0, below=1)
         if self.fused and self.compile is False:
             raise UsageError(
                 "--fused needs --compile, which puts fused operations into the model: give both, or neither"
@@ -282,6 +285,17 @@ class ImageOptions(TrainingOptions):
     def decoding(self) -> dict[str, Any]:
         """The decoding options that the job's pipelines take."""
         return {"hw_decoder_load": self.hw_decoder_load, "largest_image": self.largest_image}
+
+
+def _bounds_of(options: type) -> dict[str, Bounds]:
+    """Return the bounds of options by name; a class that declares an option again need not repeat its bounds."""
+    declared = [pair for base in reversed(options.__mro__) for pair in get_annotations(base).items()]
+    return {
+        name: each
+        for name, annotation in declared
+        for each in getattr(annotation, "__metadata__", ())
+        if isinstance(each, Bounds)
+    }
 
 
 def require(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raydali.data.augment.augmentation import Augmentation, WarpFilter
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
@@ -12,17 +12,19 @@ from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
 from raydali.launch.optimizer_options import OptimizerOptions
-from raydali.launch.options import ImageOptions, TrainingOptions, require
+from raydali.launch.options import AT_LEAST_0, AT_LEAST_1, Bounds, ImageOptions, TrainingOptions
 from raydali.text import plural, summarize
 from raydali.train.recipe import find_recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
+SHARE = Bounds(least=0, below=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsOptions(OptimizerOptions):
-    """Trained weights to start from, and how fast each layer changes."""
+    """Trained weights to start from, how fast each layer changes, and the normalisation of the model's images."""
 
     model: str
     weights: str | None = None
@@ -31,17 +33,27 @@ class WeightsOptions(OptimizerOptions):
     freeze: str | None = None
     """Regular expression: parameters whose names it matches from their beginning are not trained. `(?!fc)` matches all
     but those of a layer fc."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Factor of the learning rate from each layer to the one before it; 1: all layers have the same rate."""
-    head_lr_scale: float = 1.0
+    head_lr_scale: Annotated[float, Bounds(above=0)] = 1.0
     """Factor of the learning rate of the head, the layer whose size depends on the number of classes."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
 
     changes_groups = (*OptimizerOptions.changes_groups, "freeze", "layer_decay", "head_lr_scale")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "layer_decay", above=0, most=1)
-        require(self, "head_lr_scale", above=0)
+        if self.std is not None and min(self.std) <= 0:
+            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and max(values) > 1:
+                of_one = " ".join(f"{value / 255:.3f}" for value in values)
+                raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
 
     def optimizer_settings(self, build: "Callable[[int], nn.Module]", classes: int) -> dict[str, Any]:
         """Return the arguments of `build_optimizer` besides the model and the learning rate; see OptimizerOptions."""
@@ -56,35 +68,18 @@ class WeightsOptions(OptimizerOptions):
         return settings | {"scales": scales}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormalizationOptions(WeightsOptions):
-    """The mean and deviation of images that a model takes."""
-
-    mean: tuple[float, float, float] | None = None
-    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
-    Kinetics')."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
-    Kinetics')."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.std is not None and min(self.std) <= 0:
-            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and max(values) > 1:
-                of_one = " ".join(f"{value / 255:.3f}" for value in values)
-                raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
+NormalizationOptions = WeightsOptions
+"""The name in earlier copies of jobs/video.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInputOptions(NormalizationOptions, ImageOptions):
-    """The images that a model takes."""
+class AugmentationOptions(WeightsOptions, ImageOptions):
+    """The images that a model takes, and the augmentation of training images after their random crop and flip."""
 
     image_size: int | str | None = None
     """Height and width of the model's images, in pixels. Or FIRST:LAST@EPOCH-EPOCH: 160:192@65-76 trains on 160 pixels
     until epoch 65, and then on larger images up to 192 from epoch 76 on. Default: those of --weights, or 224."""
-    val_image_size: int | None = None
+    val_image_size: Annotated[int | None, AT_LEAST_1] = None
     """Height and width of validation images, in pixels. Default: the last --image-size."""
     resize_size: int | None = None
     """Validation: length of the shorter side before the centre crop, in pixels. Default: that of --weights, or 8/7 of
@@ -93,11 +88,17 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
     """flip: validate by the mean output of each image and its mirror image."""
     interpolation: Interpolation | None = None
     """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
+    augment: str = "none"
+    """Policy: none, trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
+    shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +."""
+    erase: float = 0.0
+    """Probability that a rectangle of 2 to 33 % of the image is replaced by the mean colour (random erasing)."""
+    augment_interpolation: WarpFilter = "bilinear"
+    """Filter of the policy's rotations, shears and translations: bilinear or nearest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.image_sizes
-        require(self, "val_image_size", least=1)
+        _ = self.image_sizes, self.augmentation
 
     @property
     def image_sizes(self) -> ImageSizes:
@@ -114,23 +115,6 @@ class ModelInputOptions(NormalizationOptions, ImageOptions):
         """The settings that pipelines of training and of validation images share."""
         return {"interpolation": self.interpolation or "bilinear", **self.decoding}
 
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentationOptions(ModelInputOptions):
-    """Augmentation of training images after their random crop and flip."""
-
-    augment: str = "none"
-    """Policy: none, trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
-    shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +."""
-    erase: float = 0.0
-    """Probability that a rectangle of 2 to 33 % of the image is replaced by the mean colour (random erasing)."""
-    augment_interpolation: WarpFilter = "bilinear"
-    """Filter of the policy's rotations, shears and translations: bilinear or nearest."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.augmentation
-
     @property
     def augmentation(self) -> Augmentation:
         """The augmentation that the options ask for; it is false if they ask for none."""
@@ -145,18 +129,16 @@ class ClassifierOptions(TrainingOptions):
     loss: Literal["ce", "bce"] = "ce"
     """Training loss: ce, cross-entropy; or bce, a binary cross-entropy for each class, which --multi-label always
     has."""
-    bce_threshold: float | None = None
+    bce_threshold: Annotated[float | None, SHARE] = None
     """With --loss bce, share of a class in a mixed and smoothed target above which the target is 1, and else 0.
     Default: targets stay shares."""
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, SHARE] = 0.1
     """Label smoothing: share of the target that is spread over all classes."""
     class_weights: Literal["balanced"] | None = None
     """balanced: rare classes weigh as much in the loss as frequent ones. Default: all samples have the same weight."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "label_smoothing", least=0, below=1)
-        require(self, "bce_threshold", least=0, below=1)
         if self.bce_threshold is not None and self.loss != "bce":
             raise UsageError(f"--bce-threshold {self.bce_threshold:g} is for another loss: also give --loss bce")
         if self.class_weights is not None and self.loss == "bce":
@@ -173,24 +155,20 @@ class ClassifierOptions(TrainingOptions):
 class RegularizationOptions(TrainingOptions):
     """Mixed images, stochastic depth and averaged weights."""
 
-    mixup: float = 0.0
+    mixup: Annotated[float, AT_LEAST_0] = 0.0
     """Alpha of mixup; 0: no mixup."""
-    cutmix: float = 0.0
+    cutmix: Annotated[float, AT_LEAST_0] = 0.0
     """Alpha of CutMix; 0: no CutMix. With --mixup, each micro-batch gets one of the two."""
-    drop_path: float | None = None
+    drop_path: Annotated[float | None, SHARE] = None
     """Stochastic depth: probability that a sample skips the last residual block; it is lower in earlier ones. Default:
     the model's own."""
-    ema_decay: float = 0.0
+    ema_decay: Annotated[float, SHARE] = 0.0
     """Decay per step of a moving average of the weights, which is validated in their place; 0: no average."""
     ema_warmup: bool = False
     """Limit the decay to (1 + t) / (10 + t) in step t, so that the average soon forgets the first weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "mixup", least=0)
-        require(self, "cutmix", least=0)
-        require(self, "drop_path", least=0, below=1)
-        require(self, "ema_decay", least=0, below=1)
         if self.ema_warmup and not self.ema_decay:
             raise UsageError("--ema-warmup is for a moving average: also give --ema-decay, such as --ema-decay 0.9999")
 
@@ -219,7 +197,7 @@ class LabeledDataOptions(TrainingOptions):
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
     a pattern such as `shard-{000..146}.tar` or `validation-*.parquet`."""
-    val_fraction: float | None = None
+    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
     """Share of --data that validates, chosen by a hash of each path; unchangeable. Default: 0.1 of class folders
     without train/ and val/."""
     root: str | None = None
@@ -231,7 +209,6 @@ class LabeledDataOptions(TrainingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_data(self, self.data, "val_data", "val_fraction", "root", "label_column")
-        require(self, "val_fraction", above=0, below=1)
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -93,8 +93,6 @@ class TrainingRun:
         torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
 
-    # Calls before the training loop.
-
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a new model on the device, with the weights of `--weights`, and with what `--freeze` names frozen."""
         weights = None if self._state.is_resumed else self._session.starting_weights()
@@ -196,8 +194,6 @@ class TrainingRun:
             yield loader, val_loader
         self._run.broken.finish()
 
-    # The training loop.
-
     def steps(self, loader: Loader) -> Iterator[Step]:
         """Yield the remaining steps of the run, after warm-up steps.
 
@@ -296,8 +292,6 @@ class TrainingRun:
         self._session.emit_once(Left(notice=notice, step=self._cursor.done))
         self.worker.barrier()
         raise Interrupted(notice)
-
-    # The end of an epoch.
 
     @contextmanager
     def validation(self) -> Iterator[ValidationPass]:
