@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.augment.operations import WIDTH, Floats, Rows
+from raydali.data.augment.operations import WIDTH, Floats, Policy, Rows
 from raydali.data.augment.policies import parse
-from raydali.data.augment.stages import Policy
 from raydali.data.stream.counter_rng import uniforms
 from raydali.errors import UsageError
 

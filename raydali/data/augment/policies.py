@@ -1,4 +1,4 @@
-"""The augmentation policies by name: `parse` makes the policy of `--augment` out of stages (stages.py).
+"""The augmentation policies by name: `parse` makes the policy of `--augment` out of stages.
 
 Ranges and probabilities are those of `torchvision.transforms.v2`, or of timm or DeiT where they are named.
 """
@@ -11,8 +11,17 @@ from functools import cache
 
 import numpy as np
 
-from raydali.data.augment.operations import Floats
-from raydali.data.augment.stages import BINS, Operation, Policy, Stage, continuous, in_random_order, one_of, up_to
+from raydali.data.augment.operations import (
+    BINS,
+    Floats,
+    Operation,
+    Policy,
+    Stage,
+    continuous,
+    in_random_order,
+    one_of,
+    up_to,
+)
 from raydali.errors import UsageError
 
 

@@ -3,9 +3,9 @@
     image --> window --> fitted into a square with its aspect kept and the rest filled with grey --> flipped
     boxes --> those whose centre is in the window, clipped to its border --> the same
 
-`graph` transforms images in DALI, `sample` with Pillow for the baseline loader, and boxes.py transforms boxes. On the
-CPU pixels differ from Pillow's by rounding, at most 2 of 255; on a GPU the outermost pixels of images that are scaled
-down also differ (see classification.py).
+`graph` transforms images in DALI, `sample` with Pillow for the baseline loader, and `moved` the boxes. On the CPU
+pixels differ from Pillow's by rounding, at most 2 of 255; on a GPU the outermost pixels of images that are scaled down
+also differ (see classification.py).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.boxes import Integers, corners, fitted, moved, padded
 from raydali.data.tasks.crops import CROP_UNIFORMS, crop_windows, draw_crops, resize
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings, RandomCrops, Range, SquareImages, require, require_share
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Boxes = NDArray[np.float32]
+"""Left, top, right and bottom of each box, in pixels."""
+
+PADDING = -1
+"""The label of entries that pad the row of an image and are no boxes."""
 
 FILL = 124, 116, 104
 """The colour around an image in its square: the mean of ImageNet, which is 0 after normalisation."""
@@ -163,7 +168,7 @@ class TrainImages(RandomCrops, Images):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationImages(Images):
-    """The whole image, without boxes: detections are compared in pixels of the original, see `boxes.unfitted`."""
+    """The whole image, without boxes: detections are compared in pixels of the original, see `unfitted`."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -230,3 +235,82 @@ def _pasted_into_square(image: "Image.Image", side: int) -> "Image.Image":
     square = Image.new("RGB", (side, side), FILL)
     square.paste(F.resize(image, small.tolist()), (left, top))
     return square
+
+
+def padded(source: Coco, ids: Integers, max_boxes: int) -> tuple[Boxes, Integers]:
+    """Return boxes (N, max_boxes, 4) and labels (N, max_boxes). The label is PADDING for crowds and after the last box.
+
+    Raises:
+        DataError: an image has more than `max_boxes` boxes.
+    """
+    begins = source.first_boxes[ids]
+    counts = source.first_boxes[ids + 1] - begins
+    if counts.max() > max_boxes:
+        id = int(ids[counts.argmax()])
+        raise DataError(
+            f"{source.path(id)} has {counts.max()} boxes, more than max_boxes, {max_boxes}: "
+            f"raise it to {source.most_boxes}"
+        )
+    columns = np.arange(max_boxes)
+    filled = columns < counts[:, None]
+    boxes, labels = np.zeros((len(ids), max_boxes, 4), np.float32), np.full((len(ids), max_boxes), PADDING)
+    places = (begins[:, None] + columns)[filled]
+    boxes[filled] = source.boxes[places]
+    labels[filled] = np.where(source.crowd[places], PADDING, source.labels[places])
+    return boxes, labels
+
+
+def moved(
+    boxes: Boxes, labels: Integers, starts: Integers, sizes: Integers, flips: NDArray[np.int32], side: int
+) -> tuple[Boxes, Integers]:
+    """Return boxes (N, M, 4) and labels (N, M) in the squares that show windows; hidden boxes get the label PADDING.
+
+    Args:
+        boxes: (N, M, 4), in pixels of the originals.
+        labels: (N, M).
+        starts: first row and column of each window, (N, 2).
+        sizes: height and width of each window, (N, 2).
+        flips: (N,), 0 or 1.
+        side: side of the squares, in pixels.
+    """
+    high, small = sizes[:, None, ::-1], fitted(sizes, side)[:, None, ::-1]  # width before height
+    begins, ends = np.split(boxes.astype(np.float64) - np.tile(starts[:, None, ::-1], 2), 2, 2)
+    centres = (begins + ends) / 2
+    shown = ((centres >= 0) & (centres < high)).all(2) & (labels != PADDING)
+    scale, corner = small / high, corners(small, side)
+    begins, ends = (points.clip(0, high) * scale + corner for points in (begins, ends))
+    mirrored = flips[:, None] == 1
+    left, right = begins[..., 0], ends[..., 0]
+    begins[..., 0], ends[..., 0] = np.where(mirrored, side - right, left), np.where(mirrored, side - left, right)
+    placed = np.concatenate([begins, ends], 2).astype(np.float32)
+    shown &= (placed[..., 2:] > placed[..., :2]).all(2)
+    order = np.argsort(~shown, 1, kind="stable")
+    shown = np.take_along_axis(shown, order, 1)
+    placed = np.where(shown[..., None], np.take_along_axis(placed, order[..., None], 1), np.float32(0))
+    return placed, np.where(shown, np.take_along_axis(labels, order, 1), PADDING)
+
+
+def fitted(sizes: Integers, side: int) -> Integers:
+    """Scale heights and widths (N, 2), in either order, so that the longer one is `side`."""
+    scaled = np.rint(sizes * (side / sizes.max(-1, keepdims=True)))
+    whole: Integers = scaled.clip(1, side).astype(np.int64)
+    return whole
+
+
+def corners(fitted: Integers, side: int) -> Integers:
+    """Return the first row and column of a fitted image that is centred in a square."""
+    return (side - fitted) // 2
+
+
+def unfitted(boxes: Boxes, size: Integers, side: int) -> Boxes:
+    """Convert boxes (K, 4) from a square back to the original image, clipped to its border.
+
+    Args:
+        boxes: (K, 4), in pixels of the square.
+        size: height and width (2,) of the original, in pixels.
+        side: side of the square, in pixels.
+    """
+    small = fitted(size, side)
+    scale, corner = size / small, corners(small, side)
+    in_original = (boxes - np.tile(corner[::-1], 2)) * np.tile(scale[::-1], 2)
+    return in_original.clip(0, np.tile(size[::-1], 2)).astype(np.float32)

@@ -18,7 +18,7 @@ from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import absolute
 from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
-from raydali.data.tasks.boxes import PADDING, Boxes, moved
+from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of

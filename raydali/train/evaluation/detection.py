@@ -11,7 +11,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.coco import Coco
-from raydali.data.tasks.boxes import Boxes, unfitted
+from raydali.data.tasks.detection import Boxes, unfitted
 from raydali.train.evaluation.validation import evaluating, gather_arrays, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker

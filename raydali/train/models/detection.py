@@ -23,7 +23,7 @@ from torchvision.models.detection.ssd import SSDHead
 from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from raydali.data.tasks.boxes import PADDING
+from raydali.data.tasks.detection import PADDING
 from raydali.train.models.classification import check_known
 from raydali.train.models.normalized import Normalized
 

@@ -13,8 +13,7 @@ from PIL import Image
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.boxes import PADDING, fitted, moved, padded, unfitted
-from raydali.data.tasks.detection import FILL, TrainImages, ValidationImages
+from raydali.data.tasks.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted
 from raydali.errors import DataError, UsageError
 from tests.support.messages import mentioning
 from tests.support.pictures import assert_like_pillow, encoded, one_batch, oriented, photograph
