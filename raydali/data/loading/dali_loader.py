@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from raydali.data.loading.batch_reader import BatchReader, Contents, InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.screening import Keys, Read, Screening, failing, keys_of
+from raydali.data.loading.screening import Keys, Read, Screening, failing
 from raydali.data.sources.reading import Cause, Patience
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Once, Order
@@ -154,7 +154,7 @@ class DaliLoader(Loader):
         if not (batches and self._recovers):
             raise error
         with self.waits.on(self._decodes):
-            keys = keys_of(micro_batch for micro_batch, _ in batches)
+            keys = [key for batch, _ in batches for key in batch.keys]
             refused = self._screening.find_refused([read for _, read in batches if read is not None])
             if refused or self.quarantine.examine((id for id, _ in keys), again=True):
                 pass

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.dali_trial import refused
 from raydali.data.tasks.pillow import Pixels, decoded_apart, has_end
 from raydali.data.tasks.plain_images import plain_shape
@@ -233,8 +232,3 @@ def failing(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> l
         else:
             waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
     return [] if waiting else [*dict.fromkeys(found)]
-
-
-def keys_of(micro_batches: Iterable[MicroBatch]) -> list[tuple[int, int]]:
-    """Return the ids that are read, substitutes included, with the keys of their draws."""
-    return [key for one in micro_batches for key in zip(one.read_ids.tolist(), one.draw_keys.tolist(), strict=True)]

@@ -151,9 +151,8 @@ class _MicroBatches(Dataset[Loaded]):
         patience, id = Patience(quarantine.storage), -1
         while True:
             settled = quarantine.with_substitutes(micro_batch)
-            keys = [*zip(settled.read_ids.tolist(), settled.draw_keys.tolist(), strict=True)]
             try:
-                for id, epoch in keys:
+                for id, epoch in settled.keys:
                     if (id, epoch) not in samples:
                         with apart(id in quarantine.in_flight_at_death):
                             samples[id, epoch] = quarantine.noticing(partial(pipeline.sample, self.source, id, epoch))
@@ -166,7 +165,7 @@ class _MicroBatches(Dataset[Loaded]):
                 text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
                 raise unreadable(text, error) from error
         patience.end()
-        tensors = default_collate([samples[key] for key in keys]) if keys else []
+        tensors = default_collate([samples[key] for key in settled.keys]) if len(settled.ids) else []
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began

@@ -60,6 +60,11 @@ class MicroBatch:
         return self.ids if self.replaced_by is None else np.where(self.replaced_by < 0, self.ids, self.replaced_by)
 
     @property
+    def keys(self) -> list[tuple[int, int]]:
+        """The id that is read and the key of its draws, of each sample."""
+        return [*zip(self.read_ids.tolist(), self.draw_keys.tolist(), strict=True)]
+
+    @property
     def replaced(self) -> int:
         """The number of samples that are replaced."""
         return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
@@ -102,7 +107,7 @@ class Once:
     """The order of one micro-batch.
 
     Args:
-        keys: pairs of the id of a sample and the key of its draws, see `MicroBatch.draw_keys`.
+        keys: of its samples, see `MicroBatch.keys`.
     """
 
     def __init__(self, keys: Sequence[tuple[int, int]]) -> None:

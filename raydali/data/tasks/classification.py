@@ -22,9 +22,9 @@ from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks import crops
-from raydali.data.tasks.crops import CROP_UNIFORMS, crop_windows, draw_crops
+from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops
 from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
-from raydali.data.tasks.settings import DecoderSettings, RandomCrops, ResizedImages, SquareImages
+from raydali.data.tasks.settings import DecoderSettings, ResizedImages, SquareImages
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TrainImages(RandomCrops, Images):
         units of the window: to resize from right to left flips the image at no cost.
         """
         draws, flips, *others = map(np.asarray, inputs)
-        starts, sizes = crop_windows(shapes[0], draws, self.random_aspect)
+        starts, sizes = self.crop_windows(shapes[0], draws)
         if device == "gpu":
             corners = np.zeros((len(flips), 2, 2), np.float32)
             corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
@@ -145,8 +145,7 @@ class TrainImages(RandomCrops, Images):
 
         image = decoded(source.read(id))
         draws, flips = self.draws(np.array([id]), np.array([epoch]))
-        shapes = np.array([[image.height, image.width]])
-        (start,), (size,) = crop_windows(shapes, draws, self.random_aspect)
+        (start,), (size,) = self.crop_windows(np.array([[image.height, image.width]]), draws)
         image = F.resized_crop(
             image,
             *start.tolist(),
@@ -169,7 +168,7 @@ class TrainImages(RandomCrops, Images):
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
-        return draw_crops(numbers[:, :-1], self.random_area, self.random_aspect), self.flips(numbers[:, -1])
+        return self.draw_crops(numbers[:, :-1]), self.flips(numbers[:, -1])
 
 
 @dataclass(frozen=True, kw_only=True)

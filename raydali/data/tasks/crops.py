@@ -3,8 +3,7 @@
     uniforms (N, 22)  --draw_crops-->  draws (N, 11, 2)  --crop_windows-->  starts, sizes (N, 2)
     from data/stream/counter_rng.py                    no shape needed       + image shapes
 
-`draw_crops` runs on the host before files are read, and `crop_windows` when the shapes of images are known. For any
-shape, the windows have the distribution of `torchvision.transforms.v2.RandomResizedCrop`.
+`draw_crops` runs on the host before files are read, and `crop_windows` when the shapes of images are known.
 
     resize, resize_and_crop    one image, on the CPU, by torch's kernel for 8 bits, inside a DALI graph (dali_ops.py)
     resized_windows            a batch of images of one size, on any device
@@ -16,13 +15,14 @@ border. The driver imports this file: torch is imported where it is used.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.tasks.pipeline import Interpolation
-from raydali.data.tasks.settings import Range
+from raydali.data.tasks.settings import RandomFlips, require
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
+Range = tuple[float, float]
 
 ATTEMPTS = 10
 CROP_UNIFORMS = 2 * ATTEMPTS + 2
@@ -38,48 +39,63 @@ MAX_RESIZED = 2**22
 """Maximum pixels of a resized image: an image of 5,000 x 1 pixels with a shorter side of 256 would have 327 million."""
 
 
-def draw_crops(uniforms: Floats, random_area: Range, random_aspect: Range) -> Floats:
-    """Draw the random numbers of N crops, before the shapes of the images are known.
+@dataclass(frozen=True, kw_only=True)
+class RandomCrops(RandomFlips):
+    """The settings of random windows, which have the distribution of torchvision's `RandomResizedCrop`.
 
     Args:
-        uniforms: (N, CROP_UNIFORMS), in [0, 1).
         random_area: bounds of the window's share of the image's area, drawn uniformly.
         random_aspect: bounds of the window's width / height, drawn uniformly in its logarithm.
-
-    Returns:
-        (N, ATTEMPTS + 1, 2), height before width: the attempts' sizes in units of sqrt(H * W) pixels, and in the
-        last row the window's position between the first (0) and the last (1) possible one.
     """
-    shares, aspects = np.moveaxis(uniforms[:, :-2].reshape(-1, ATTEMPTS, 2), -1, 0)
-    shares = random_area[0] + (random_area[1] - random_area[0]) * shares
-    low, high = np.log(random_aspect)
-    halves = np.exp((low + (high - low) * aspects) / 2)
-    sides = np.sqrt(shares)
-    return np.concatenate([np.stack([sides / halves, sides * halves], -1), uniforms[:, None, -2:]], 1)
 
+    random_area: Range = (0.08, 1.0)
+    random_aspect: Range = (3 / 4, 4 / 3)
 
-def crop_windows(shapes: Integers, draws: Floats, random_aspect: Range) -> tuple[Integers, Integers]:
-    """Compute the windows, in pixels, of images of these shapes from the result of `draw_crops`.
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 < self.random_area[0] <= min(1, self.random_area[1]) and self.random_area[1] < float("inf"),
+            f"random_area must be (low, high) with 0 < low <= high and low at most 1, not {self.random_area}",
+        )
+        require(
+            0 < self.random_aspect[0] <= self.random_aspect[1] < float("inf"),
+            f"random_aspect must be (low, high) with 0 < low <= high, not {self.random_aspect}",
+        )
 
-    The window is the first attempt that fits into the image. If none fits, it is the largest one in the centre with an
-    aspect in random_aspect, as in torchvision's `RandomResizedCrop.make_params`. Sides have at least 1 pixel.
+    def draw_crops(self, uniforms: Floats) -> Floats:
+        """Draw the random numbers of N crops, before the shapes of the images are known.
 
-    Args:
-        shapes: (N, 2), height and width of each image.
-        draws: (N, ATTEMPTS + 1, 2).
-        random_aspect: the argument of `draw_crops`.
+        Args:
+            uniforms: (N, CROP_UNIFORMS), in [0, 1).
 
-    Returns:
-        starts, sizes: (N, 2) each; y before x, height before width.
-    """
-    attempts = np.floor(draws[:, :-1] * np.sqrt(shapes.prod(1))[:, None, None] + 0.5)
-    fits = ((attempts > 0) & (attempts <= shapes[:, None])).all(2)
-    found = fits.any(1)[:, None]
-    low, high = random_aspect
-    widest = np.rint(np.stack([shapes[:, 1] / low, shapes[:, 0] * high], 1)).clip(1, shapes)
-    sizes = np.where(found, attempts[np.arange(len(shapes)), fits.argmax(1)], widest).astype(np.int64)
-    starts = np.where(found, draws[:, -1] * (shapes - sizes + 1), (shapes - sizes) // 2).astype(np.int64)
-    return starts, sizes
+        Returns:
+            (N, ATTEMPTS + 1, 2), height before width: the attempts' sizes in units of sqrt(H * W) pixels, and in the
+            last row the window's position between the first (0) and the last (1) possible one.
+        """
+        shares, aspects = np.moveaxis(uniforms[:, :-2].reshape(-1, ATTEMPTS, 2), -1, 0)
+        shares = self.random_area[0] + (self.random_area[1] - self.random_area[0]) * shares
+        low, high = np.log(self.random_aspect)
+        halves = np.exp((low + (high - low) * aspects) / 2)
+        sides = np.sqrt(shares)
+        return np.concatenate([np.stack([sides / halves, sides * halves], -1), uniforms[:, None, -2:]], 1)
+
+    def crop_windows(self, shapes: Integers, draws: Floats) -> tuple[Integers, Integers]:
+        """Compute the windows of images of these heights and widths (N, 2) from the result of `draw_crops`.
+
+        The window is the first attempt that fits into the image. If none fits, it is the largest one in the centre with
+        an aspect in random_aspect, as in torchvision's `RandomResizedCrop.make_params`. Sides have at least 1 pixel.
+
+        Returns:
+            starts, sizes: (N, 2) each, in pixels; y before x, height before width.
+        """
+        attempts = np.floor(draws[:, :-1] * np.sqrt(shapes.prod(1))[:, None, None] + 0.5)
+        fits = ((attempts > 0) & (attempts <= shapes[:, None])).all(2)
+        found = fits.any(1)[:, None]
+        low, high = self.random_aspect
+        widest = np.rint(np.stack([shapes[:, 1] / low, shapes[:, 0] * high], 1)).clip(1, shapes)
+        sizes = np.where(found, attempts[np.arange(len(shapes)), fits.argmax(1)], widest).astype(np.int64)
+        starts = np.where(found, draws[:, -1] * (shapes - sizes + 1), (shapes - sizes) // 2).astype(np.int64)
+        return starts, sizes
 
 
 def resize(image: Pixels, size: Sequence[float] | NDArray[Any], mode: Interpolation = "bilinear") -> Pixels:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.crops import CROP_UNIFORMS, crop_windows, draw_crops, resize
+from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops, Range, resize
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import DecoderSettings, RandomCrops, Range, SquareImages, require, require_share
+from raydali.data.tasks.settings import DecoderSettings, SquareImages, require, require_share
 from raydali.errors import DataError
 
 if TYPE_CHECKING:
@@ -157,12 +157,12 @@ class TrainImages(RandomCrops, Images):
             The random numbers of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
         """
         numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
-        crops = draw_crops(numbers[:, :-2], self.random_area, self.random_aspect)
-        return crops, numbers[:, -2] < self.crop_probability, self.flips(numbers[:, -1])
+        cropped = numbers[:, -2] < self.crop_probability
+        return self.draw_crops(numbers[:, :-2]), cropped, self.flips(numbers[:, -1])
 
     def chosen(self, shapes: Integers, draws: Floats, crops: NDArray[np.bool_]) -> tuple[Integers, Integers]:
         """Return starts and sizes (N, 2) of the windows for these random numbers in images of these shapes."""
-        starts, sizes = crop_windows(shapes, draws, self.random_aspect)
+        starts, sizes = self.crop_windows(shapes, draws)
         return np.where(crops[:, None], starts, 0), np.where(crops[:, None], sizes, shapes)
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from raydali.data.tasks.pipeline import Device
 from raydali.errors import UsageError
 
-Range = tuple[float, float]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's channels, in units of the full range."""
@@ -127,30 +125,6 @@ class RandomFlips(Settings):
     def flips(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
         """Return 1 where uniform numbers of any shape say that an image is flipped, and 0 elsewhere."""
         return (numbers < self.flip_probability).astype(np.int32)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomCrops(RandomFlips):
-    """The settings of random crops, see `crops.draw_crops`.
-
-    Args:
-        random_area: bounds of the crop's share of the image's area.
-        random_aspect: bounds of the crop's width / height.
-    """
-
-    random_area: Range = (0.08, 1.0)
-    random_aspect: Range = (3 / 4, 4 / 3)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 < self.random_area[0] <= min(1, self.random_area[1]) and self.random_area[1] < float("inf"),
-            f"random_area must be (low, high) with 0 < low <= high and low at most 1, not {self.random_area}",
-        )
-        require(
-            0 < self.random_aspect[0] <= self.random_aspect[1] < float("inf"),
-            f"random_aspect must be (low, high) with 0 < low <= high, not {self.random_aspect}",
-        )
 
 
 def require(holds: bool, otherwise: str) -> None:

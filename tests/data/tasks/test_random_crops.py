@@ -13,8 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.crops import ATTEMPTS, CROP_UNIFORMS, crop_windows, draw_crops
-from raydali.data.tasks.settings import Range
+from raydali.data.tasks.crops import ATTEMPTS, CROP_UNIFORMS, RandomCrops, Range
 
 Shape = tuple[int, int]
 
@@ -32,10 +31,16 @@ PROJECTIONS: dict[str, Callable[..., NDArray[Any]]] = {
 }
 
 
+def windows_of(
+    shapes: NDArray[np.int64], uniforms: NDArray[np.float64], area: Range = AREA, aspect: Range = ASPECT
+) -> NDArray[np.int64]:
+    crops = RandomCrops(seed=0, random_area=area, random_aspect=aspect)
+    return np.concatenate(crops.crop_windows(shapes, crops.draw_crops(uniforms)), 1)
+
+
 def windows(shape: Shape, count: int, area: Range = AREA, aspect: Range = ASPECT) -> NDArray[np.int64]:
     numbers = uniforms(CROP_UNIFORMS, 0, 0, np.arange(count))
-    shapes = np.tile(np.array(shape), (count, 1))
-    return np.concatenate(crop_windows(shapes, draw_crops(numbers, area, aspect), aspect), 1)
+    return windows_of(np.tile(np.array(shape), (count, 1)), numbers, area, aspect)
 
 
 def scalar_window(
@@ -68,10 +73,9 @@ def scalar_window(
 def test_windows_equal_a_scalar_reference(area: Range, aspect: Range) -> None:
     shapes = np.array([*SHAPES, *np.random.default_rng(0).integers(1, 2000, (300, 2))] * 8)
     numbers = uniforms(CROP_UNIFORMS, 5, 1, np.arange(len(shapes)))
-    starts, sizes = crop_windows(shapes, draw_crops(numbers, area, aspect), aspect)
     rows = zip(shapes.tolist(), numbers.tolist(), strict=True)
     expected = [scalar_window(height, width, row, area, aspect) for (height, width), row in rows]
-    np.testing.assert_array_equal(np.concatenate([starts, sizes], 1), expected)
+    np.testing.assert_array_equal(windows_of(shapes, numbers, area, aspect), expected)
 
 
 def torchvision_windows(shape: Shape, count: int, area: Range, aspect: Range) -> NDArray[np.int64]:
@@ -122,10 +126,9 @@ def test_every_start_is_reached_and_none_beyond() -> None:
 def test_a_sample_has_one_window_whatever_its_batch() -> None:
     numbers = uniforms(CROP_UNIFORMS, 0, 0, np.arange(64))
     shapes = np.random.default_rng(1).integers(1, 900, (64, 2))
-    together = np.concatenate(crop_windows(shapes, draw_crops(numbers, AREA, ASPECT), ASPECT), 1)
+    together = windows_of(shapes, numbers)
     for i in (0, 17, 63):
-        alone = crop_windows(shapes[i : i + 1], draw_crops(numbers[i : i + 1], AREA, ASPECT), ASPECT)
-        np.testing.assert_array_equal(np.concatenate(alone, 1)[0], together[i])
+        np.testing.assert_array_equal(windows_of(shapes[i : i + 1], numbers[i : i + 1])[0], together[i])
 
 
 def test_areas_above_one_are_drawn_again_as_by_dali() -> None:
