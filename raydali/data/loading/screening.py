@@ -147,16 +147,16 @@ class Screening:
             for place in np.flatnonzero(chosen)
             if plain_shape(files[place].data) is not None and int(read.ids[place]) not in self._quarantine.known
         ]
-        refused = self._refused([bytes(read.files[column][place]) for column, place in places], alone=alone)
+        reasons = self._refused([bytes(read.files[column][place]) for column, place in places], alone=alone)
         self._tried[read.ids[chosen]] = True
-        for number, reason in refused.items():
+        for number, reason in reasons.items():
             id = int(read.ids[places[number][1]])
             if isinstance(reason, ChildDiedError):
                 self._quarantine.mark_broken(id, reason)
             elif id not in self._quarantine.for_pillow:
                 self._quarantine.for_pillow.add(id)
                 self._quarantine.examine([id], again=True)
-        return bool(refused)
+        return bool(reasons)
 
     def _refused(self, files: list[bytes], *, alone: bool) -> dict[int, str | ChildDiedError]:
         """Return why DALI refuses files, by their place; a ChildDiedError for one that ends its process."""
