@@ -88,7 +88,7 @@ def main(options: Predict) -> None:
             writing = writer.submit(predictions.write_part, result, kind, source, classes)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
         writing.result()
-    rows, broken = predictions.join(parts, _categories(run.found.facts, classes))
+    rows, broken = predictions.join(parts, _categories(run.facts, classes))
     rate = f", {rate_text(done / seconds)} {kind.noun}s/s" if done else ""
     print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
     if broken:

@@ -110,10 +110,10 @@ def _check(run: TrainedRun, network: nn.Module) -> Checked:
 
 
 def _check_outputs(run: TrainedRun, network: nn.Module, reference: Reference) -> None:
-    where = f"the network of {run.found.file.name}"
+    where = f"the network of {run.file.name}"
     likely = "train() validates something else than network(model, config)"
-    if run.found.unchanged is False:
-        likely = f"{run.found.file.name} has changed since the run"
+    if run.unchanged is False:
+        likely = f"{run.file.name} has changed since the run"
     try:
         ours = raw_outputs(network, reference.inputs)
     except Exception as error:  # whatever another network raises

@@ -8,8 +8,9 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from raydali.errors import UsageError
 from raydali.launch.driver.job_file import find_job
@@ -25,13 +26,15 @@ PREFIX = "raydali_job_"
 _log = logging.getLogger(__name__)
 
 
-class FoundRun(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
     """A run and its job.
 
     Attributes:
         folder: the run's.
         facts: its model.json; empty for runs of earlier versions.
-        job: the job that trained it, or the one that the user gives.
+        job: the job that trained it, or the one that the user gives. All that concerns its data, network and
+            evaluation is taken from there.
         file: of the job.
         unchanged: whether the file is still what it was when the run began; None: the run does not say.
     """
@@ -63,7 +66,7 @@ def found_run(run: str, job: str | None = None) -> FoundRun:
     unchanged = known and hashlib.sha256(path.read_bytes()).hexdigest() == known
     if unchanged is False:
         _log.warning("%s has changed since the run %s", path, folder)
-    return FoundRun(folder, model, load_job(path), path, unchanged)
+    return FoundRun(folder=folder, facts=model, job=load_job(path), file=path, unchanged=unchanged)
 
 
 def _own_job(run: str, facts: Mapping[str, Any]) -> Path:

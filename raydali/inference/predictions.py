@@ -9,7 +9,6 @@ Each file appears at once, whole. A command that was interrupted goes on with th
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,8 +118,10 @@ class Predictions:
         with self._writing():
             if broken:
                 lines = pa.table({"path": [path for path, _ in broken], "reason": [why for _, why in broken]})
-                with _whole(self.output.with_name(f"{self.output.name}.broken.csv")) as path:
+                list_of_broken = self.output.with_name(f"{self.output.name}.broken.csv")
+                with local_files.partial_file(list_of_broken) as path:
                     csv.write_csv(lines, path, _QUOTED)
+                    path.replace(list_of_broken)
             every = (parquet.read_table(self._path(part)).replace_schema_metadata(None) for part in parts)
             read = (table for table in every if table.num_columns)
             first = next(read, None)
@@ -128,8 +129,9 @@ class Predictions:
                 raise none_read(f"{path}: {reason}" for path, reason in broken)
             tables = chain([first], read)
             if self.output.suffix:
-                with _whole(self.output) as path:
+                with local_files.partial_file(self.output) as path:
                     rows = _write(path, self.output.suffix, first.schema, tables, categories)
+                    path.replace(self.output)
             else:
                 rows = sum(table.num_rows for table in tables)
             shutil.rmtree(self._folder)
@@ -148,17 +150,6 @@ class Predictions:
                 f"{self.output} cannot be written ({error.strerror or error}): the same command goes on from the parts "
                 "that are done"
             ) from error
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Yield a file that gets the name `path` at the end, if nothing fails."""
-    partial = path.with_name(f"{path.name}{local_files.PARTIAL}{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write(

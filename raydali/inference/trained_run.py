@@ -26,7 +26,6 @@ from raydali.inference.job_module import FoundRun, found_run
 from raydali.inference.kinds.kind import Columns, Kind
 from raydali.launch.defaults import defaults_of, resolve
 from raydali.launch.driver.resume import previous_run
-from raydali.launch.job import Job
 from raydali.run.find import MANIFEST, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
@@ -61,35 +60,23 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRun:
+class TrainedRun(FoundRun):
     """A run whose model can be used. Made by `open_run`.
 
     Attributes:
-        found: its folder, its model.json and its job.
         config: the options that it was trained with, of the job's class.
         settings: its config.json, with defaults for what its version did not know.
         weights: the model's.
     """
 
-    found: FoundRun
     config: Any
     settings: Mapping[str, Any]
     weights: Weights
 
     @property
-    def folder(self) -> RunFolder:
-        """The folder of the run."""
-        return self.found.folder
-
-    @property
-    def job(self) -> Job[Any]:
-        """The job: all that concerns its data, network and evaluation is taken from there."""
-        return self.found.job
-
-    @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes in the order of the model's outputs; None if the run does not say them."""
-        return tuple(self.found.facts["classes"]) if "classes" in self.found.facts else None
+        return tuple(self.facts["classes"]) if "classes" in self.facts else None
 
     @cached_property
     def pipeline(self) -> Pipeline[Any]:
@@ -101,7 +88,7 @@ class TrainedRun:
         pipeline = self.job.val_pipeline(self.config)
         if not hasattr(pipeline, "sample"):
             raise UsageError(
-                f"val_pipeline(config) of {self.found.file} returns {type(pipeline).__name__}: derive it "
+                f"val_pipeline(config) of {self.file} returns {type(pipeline).__name__}: derive it "
                 "from a pipeline of raydali/data/tasks"
             )
         return pipeline
@@ -222,7 +209,7 @@ def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | No
         raise UsageError(
             f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
         ) from error
-    return TrainedRun(found=found, config=config, settings=settings, weights=weights)
+    return TrainedRun(**vars(found), config=config, settings=settings, weights=weights)
 
 
 def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)

@@ -13,7 +13,7 @@ PARTIAL = ".partial-"
 
 def replace(path: Path, contents: bytes | memoryview) -> None:
     """Write a whole file. Readers see the old contents or the new contents, never a part."""
-    with _partial(path) as partial:
+    with partial_file(path) as partial:
         _write(partial, contents)
         partial.replace(path)
     _sync_folder(path.parent)
@@ -25,7 +25,7 @@ def create(path: Path, contents: bytes) -> None:
     Raises:
         FileExistsError: the file exists.
     """
-    with _partial(path) as partial:
+    with partial_file(path) as partial:
         _write(partial, contents)
         try:
             os.link(partial, path)
@@ -81,8 +81,11 @@ def remove_partial(root: Path) -> None:
 
 
 @contextmanager
-def _partial(path: Path) -> Iterator[Path]:
-    """Give a temporary name for a file, and remove this file at the end: it must not fill a full disk."""
+def partial_file(path: Path) -> Iterator[Path]:
+    """Give a temporary name for a file, and remove this file at the end: it must not fill a full disk.
+
+    The caller gives the file its name, `path`, when it is written.
+    """
     # Processes of two containers may have the same id.
     partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}")
     try:

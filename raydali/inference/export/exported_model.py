@@ -5,7 +5,6 @@ restoration                   images (N, 3, H, W) --> model --> restored, 8-bit 
 any other network             images (N, 3, H, W), resized and cropped already --> network --> its outputs
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -171,11 +170,6 @@ class ExportedModel:
     network: ImageNetwork
     facts: Mapping[str, Any]
     size: tuple[int, int] | None = None
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """The facts as text: strings as they are, all else as JSON."""
-        return {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in self.facts.items()}
 
 
 def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], source: Source) -> ExportedModel:

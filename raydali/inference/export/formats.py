@@ -59,8 +59,8 @@ def onnx_content(model: ExportedModel) -> bytes:
         )
         assert exported is not None
         proto = exported.model_proto
-        for name, text in model.texts.items():
-            proto.metadata_props.add(key=name, value=text)
+        for name, fact in model.facts.items():
+            proto.metadata_props.add(key=name, value=fact if isinstance(fact, str) else json.dumps(fact))
         onnx.checker.check_model(proto, full_check=True)
     content: bytes = proto.SerializeToString()
     return content

@@ -68,27 +68,19 @@ class MultiLabel(Classification):
 
     def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> dict[str, Any]:
         """Compute the calibration error, and the figures of each label."""
-        from torchmetrics.functional.classification import binary_average_precision, binary_calibration_error
+        from torchmetrics.functional.classification import binary_average_precision
 
         truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
         said = probabilities > THRESHOLD
-        rows = list[dict[str, Any]]()
+        rows = []
         for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
             positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
             average = None  # undefined without a positive sample
             if positive:
                 average = binary_average_precision(torch.tensor(scores), torch.tensor(of_label.astype(np.int64))).item()
-            rows.append(
-                {
-                    "class": name,
-                    "images": positive,
-                    "average_precision": average,
-                    "recall": both / positive if positive else None,
-                    "precision": both / int(right.sum()) if right.any() else None,
-                }
-            )
-        flat = torch.from_numpy(probabilities.ravel().copy()), torch.from_numpy(truth.ravel().astype(np.int64))
-        error = binary_calibration_error(*flat, n_bins=CALIBRATION_BINS).item()
+            ratios = {"recall": _ratio(both, positive), "precision": _ratio(both, int(right.sum()))}
+            rows.append({"class": name, "images": positive, "average_precision": average, **ratios})
+        error = _calibration_error(probabilities.ravel(), truth.ravel() == 1)
 
         def words(place: int) -> tuple[str, str]:
             return _names(classes, truth[place] == 1) or "none", _names(classes, said[place]) or "none"
@@ -182,11 +174,9 @@ def evaluate_classes(
     rows = []
     of_classes = zip(classes, confusion.diagonal(), confusion.sum(0), confusion.sum(1), strict=True)
     for name, *numbers in of_classes:
-        true_positive, found, support = map(int, numbers)
-        precision = true_positive / found if found else None
-        recall = true_positive / support if support else None
-        f1 = 2 * true_positive / (found + support) if found + support else None
-        rows.append({"class": name, noun: support, "recall": recall, "precision": precision, "f1": f1})
+        right, found, support = map(int, numbers)
+        ratios = {"recall": _ratio(right, support), "precision": _ratio(right, found)}
+        rows.append({"class": name, noun: support, **ratios, "f1": _ratio(2 * right, found + support)})
 
     def words(place: int) -> tuple[str, str]:
         return classes[labels[place]], f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}"
@@ -194,6 +184,10 @@ def evaluate_classes(
     metrics = {"confidence": float(confidence.mean(dtype=np.float64)), "calibration_error": error}
     worst = worst_of(arrays, arrays["losses"], path, words)
     return {"metrics": metrics, "classes": rows, "worst": worst} | _confusions(confusion, classes)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _confusions(confusion: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
