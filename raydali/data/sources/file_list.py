@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import file_rules, storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
-from raydali.data.sources.list_columns import Wanted, too_many
-from raydali.data.sources.list_lines import NUMBER, Lines, read_lines
+from raydali.data.sources.list_lines import NUMBER, Lines, Wanted, read_lines, too_many
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
