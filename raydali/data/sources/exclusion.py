@@ -34,15 +34,12 @@ class Index(Protocol):
 
     def __len__(self) -> int:
         """N."""
-        ...
 
     def path(self, id: int) -> str:
         """The path of a sample."""
-        ...
 
     def drop(self, ids: Iterable[int]) -> Self:
         """The index without these samples."""
-        ...
 
 
 AnyIndex = TypeVar("AnyIndex", bound=Index)

@@ -32,47 +32,37 @@ class LabeledSource(Source, Protocol):
     @property
     def labels(self) -> NDArray[Any]:
         """Indices into `classes`, int64 (N,); or for several labels each uint8 (N, C), 1 for those that it has."""
-        ...
 
     @property
     def one_each(self) -> NDArray[np.int64] | None:
         """The labels, if each file has one."""
-        ...
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
-        ...
 
     @property
     def skipped(self) -> Mapping[str, int]:
         """The number of files next to them that could be samples but are not read, by kind."""
-        ...
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
         """These files for a DALI graph, uint8 each: paths if `dali_reads`, with NULs after them or not, or contents."""
-        ...
 
     def read(self, id: int) -> bytes:
         """The content of a file."""
-        ...
 
     def relocate(self, root: str) -> Self:
         """The same index for a copy of the data at another root."""
-        ...
 
     def drop(self, ids: Iterable[int]) -> Self:
         """The index without these samples."""
-        ...
 
     @property
     def root(self) -> str:
         """The folder in which relative paths begin."""
-        ...
 
     def relative_paths(self) -> Iterator[str]:
         """Yield the paths of all samples, relative to the root."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,21 +9,17 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """N."""
-        ...
 
     def path(self, id: int) -> str:
         """The origin of a sample, for messages."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash of the samples: a run is resumed only on the data that it began with."""
-        ...
 
     @property
     def dali_reads(self) -> bool:
         """True if files are passed to DALI as paths, for `fn.io.file.read`, rather than as contents."""
-        ...
 
 
 def classes_of(source: Source) -> tuple[str, ...]:
@@ -36,7 +32,6 @@ class Relocatable(Protocol):
 
     def relocate(self, root: str) -> Self:
         """Return the same index for a copy of the data at another root."""
-        ...
 
 
 AnySource = TypeVar("AnySource", bound=Relocatable)
