@@ -269,7 +269,7 @@ def read_by_pyav(clips: "VideoClips", id: int, square: Square, size: int) -> Any
     import av
 
     (video,), (first,) = (part.tolist() for part in clips.places(np.array([id])))
-    wanted = np.minimum(first + clips.stride * np.arange(clips.sequence_length), clips.frames[video] - 1).tolist()
+    wanted = np.minimum(first + clips.stride * np.arange(clips.sequence_length), clips.table.frames[video] - 1).tolist()
     opened: Any = av.open(clips.videos.path(video))
     with opened as container:
         stream = container.streams.video[0]

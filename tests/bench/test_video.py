@@ -45,13 +45,13 @@ def task_of(loader: str, root: str) -> VideoTask:
 
 def test_made_videos_are_what_was_asked_for(folder: str, tmp_path: Path) -> None:
     clips = VideoClips.scan(folder, sequence_length=3)
-    assert len(clips.videos) == 34 and set(clips.frames.tolist()) == {9}
-    assert set(map(tuple, clips.shapes.tolist())) == {(72, 128)} and set(clips.codecs.tolist()) == {"mjpeg"}
+    assert len(clips.videos) == 34 and set(clips.table.frames.tolist()) == {9}
+    assert set(map(tuple, clips.table.shapes.tolist())) == {(72, 128)} and set(clips.table.codecs.tolist()) == {"mjpeg"}
     assert len({Path(clips.videos.path(id)).stat().st_ino for id in range(34)}) == 32
     for codec in ("h264", "vp9"):
         write_videos(str(tmp_path / codec), VideoSet(codec, videos=1, frames=33, height=72))
         made = VideoClips.scan(str(tmp_path / codec), sequence_length=3)
-        assert made.codecs.tolist() == [codec] and made.key_frames.tolist() == [0, 30]
+        assert made.table.codecs.tolist() == [codec] and made.table.key_frames.tolist() == [0, 30]
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -73,7 +73,7 @@ def make_video_loader(
         return make_loader(name, source, pipeline, order, **options)
     if decoders is None:
         decoders = max(1, round(_DECODERS_PER_ENGINE * video_engines(device)))
-        if not all(capabilities(device, codec).get("supported") for codec in set(source.codecs.tolist())):
+        if not all(capabilities(device, codec).get("supported") for codec in set(source.table.codecs.tolist())):
             decoders = max(decoders, options.get("threads", 1))
     require_dali("decoding videos on GPUs", "use the loader torch")
     from raydali.data.loading.dali_loader import DaliLoader

@@ -87,6 +87,8 @@ class Files:
             UsageError: an unknown kind of root or URI; a path with a NUL; an object whose name DALI cannot read.
         """
         packer = PathPacker(root)
+        for path in paths:
+            check_path(packer.root, path)
         packer.add(paths)
         return cls(*packer.packed(), **fields)
 
@@ -203,14 +205,8 @@ class PathPacker:
         self._packed = bytearray()
 
     def add(self, paths: Sequence[str]) -> None:
-        """Add some paths, see `Files.from_list`; none of them if one is refused.
-
-        Raises:
-            UsageError: see `Files.from_list`.
-        """
+        """Add some paths, see `Files.from_list`, which `check_path` accepts."""
         joined = "\0".join(paths)
-        if joined.count("\0") != max(0, len(paths) - 1):
-            raise UsageError(f"{next(path for path in paths if chr(0) in path)!r} is not a path: remove its NUL")
         some_whole = joined.startswith("/") or "\0/" in joined or "://" in joined
         if self.root and some_whole and any(map(_WHOLE.match, paths)):
             prefix, self.root = os.fsencode(os.path.join(self.root, "")), ""
@@ -220,19 +216,27 @@ class PathPacker:
         if not self.root:
             paths = [path if _WHOLE.match(path) else self._prefix + path for path in paths]
             joined = "\0".join(paths)
-        if "://" in self.root:
-            for path in paths:
-                _check_key(f"{self.root}/{path}")
-        elif not self.root and "://" in joined:
-            for path in paths:
-                if not path.startswith("/"):
-                    _check_key(absolute(path))
         if paths:
             self._packed += os.fsencode(joined) + b"\0"
 
     def packed(self) -> tuple[str, NDArray[np.uint8], NDArray[np.int64]]:
         """Return root, packed_paths and offsets of `Files`; nothing can be added afterwards."""
         return self.root, *_unpacked(self._packed)
+
+
+def check_path(root: str, path: str) -> None:
+    """Check a path of `Files.from_list`.
+
+    Raises:
+        UsageError: it has a NUL, or is an unknown kind of URI, or an object whose name DALI cannot read.
+    """
+    if "\0" in path:
+        raise UsageError(f"{path!r} is not a path: remove its NUL")
+    if not _WHOLE.match(path):
+        if "://" in root:
+            _check_key(f"{root}/{path}")
+    elif not path.startswith("/"):
+        _check_key(absolute(path))
 
 
 def read_in_parts(

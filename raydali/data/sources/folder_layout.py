@@ -1,13 +1,12 @@
 """Tells what a folder given as --data holds: train/ and val/, files of both, or class folders to be split."""
 
 import logging
-import os
 from pathlib import Path
 
 from raydali.data.sources import storage
-from raydali.data.sources.file_rules import is_ignored
 from raydali.data.sources.files import absolute
 from raydali.data.sources.idx import idx_folder
+from raydali.data.sources.listing import entries_or_none, folder_entries
 from raydali.data.sources.parquet import parquet_folder
 from raydali.data.sources.tar import holds_shards
 from raydali.data.sources.validation_set import DEFAULT_FRACTION
@@ -88,10 +87,7 @@ def _check_place(data: str) -> None:
     above, _, name = absolute(data).rpartition("/")
     if name.lower() not in (*_TRAINING, *_VALIDATION) or above.endswith(":/"):
         return
-    try:
-        beside = _folders(above or "/")
-    except UsageError:
-        return
+    beside = {each.name for each in entries_or_none(above or "/") if each.is_folder}
     if {"train", "val"} <= beside:
         raise UsageError(f"--data {data} has no train/: give --data {above}, which has train/ and val/")
     validation = [each for each in _VALIDATION if each in beside and each != name]
@@ -106,16 +102,9 @@ def _folders(data: str) -> set[str]:
     """The names of the folders in a folder, without hidden ones and what other systems leave behind."""
     root = absolute(data)
     try:
-        if "://" not in root:
-            names = {name for name in os.listdir(root) if os.path.isdir(os.path.join(root, name))}
-        else:
-            from pyarrow.fs import FileSelector, FileType
-
-            found = storage.file_system(root).get_file_info(FileSelector(root.partition("://")[2]))
-            names = {info.base_name for info in found if info.type == FileType.Directory}
+        return {each.name for each in folder_entries(root) if each.is_folder}
     except OSError as error:
         raise UsageError(_unlisted(data, root, error)) from error
-    return {name for name in names if not is_ignored(name)}
 
 
 def _unlisted(data: str, root: str, error: OSError) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
 from raydali.data.sources.labeled import allowed_labels, warn_of_renumbering
-from raydali.data.sources.listing import folder_entries
+from raydali.data.sources.listing import entries_or_none
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
@@ -125,10 +125,7 @@ def idx_folder(folder: str) -> dict[str, str]:
         The file of each split, by the word before `-images`, such as `train` or `t10k`; by the whole name before it
         where several have the same word. Of a file and its compressed copy, the file.
     """
-    try:
-        names = sorted(file.name for file in folder_entries(absolute(folder)) if file is not None)
-    except (OSError, UsageError):  # reading it will raise the error
-        return {}
+    names = sorted(file.name for file in entries_or_none(folder) if not file.is_folder)
     found = {match[1]: match for match in map(_NAME.match, reversed(names)) if match}
     words = [match[2] for match in found.values()]
     place = folder.rstrip("/")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from raydali.data.sources import storage
-from raydali.data.sources.files import Files, PathPacker
+from raydali.data.sources.files import Files, PathPacker, check_path
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -116,11 +116,7 @@ class Lines:
     folders: set[str] = field(default_factory=set)
 
     def add(self, numbers: list[int], paths: list[str], labels: list[str], root_is_local: bool) -> None:
-        """Add some lines; none of them if one is refused.
-
-        Raises:
-            UsageError: a path is refused.
-        """
+        """Add some lines, whose paths `check_path` accepts."""
         self.paths.add(paths)
         for name in dict.fromkeys(labels):
             self.names.setdefault(name, len(self.names))
@@ -178,6 +174,12 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
             if isinstance(found, str):
                 reasons[number] = f"{_shortened(line)}: {found}"
                 continue
+            if not is_local or "://" in fields[0]:
+                try:
+                    check_path(root, fields[0])
+                except UsageError as error:
+                    reasons[number] = str(error)
+                    continue
             numbers.append(number)
             paths.append(fields[0])
             if wanted.several:
@@ -185,11 +187,8 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
             else:
                 labels += found
         count += len(reasons) + len(numbers)
-        try:
-            lines.add(numbers, paths, labels, is_local)
-            lines.targets += targets
-        except UsageError:
-            reasons |= _refused(root, numbers, paths)
+        lines.add(numbers, paths, labels, is_local)
+        lines.targets += targets
         wrong += len(reasons)
         shown += [f"line {number}: {reasons[number]}" for number in sorted(reasons)[: LINES_SHOWN - len(shown)]]
     if not count:
@@ -270,17 +269,6 @@ def _is_header(path: str, labels: list[str], root: str) -> bool:
     except (OSError, UsageError):
         return True
     return False
-
-
-def _refused(root: str, numbers: list[int], paths: list[str]) -> dict[int, str]:
-    """The reasons for refused paths, by line number."""
-    wrong = {}
-    for number, path in zip(numbers, paths, strict=True):
-        try:
-            PathPacker(root).add([path])
-        except UsageError as error:
-            wrong[number] = str(error)
-    return wrong
 
 
 def _shortened(line: str) -> str:

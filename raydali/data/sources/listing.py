@@ -96,11 +96,12 @@ def _list_objects(root: str) -> Listing:
 
 
 class FoundFile(NamedTuple):
-    """A file below a root: its relative path, its size in bytes, and the time of its last change, in ns."""
+    """A file or a folder below a root: its relative path; of a file its size in bytes and its last change, in ns."""
 
     name: str
-    size: int
-    written: int
+    size: int = 0
+    written: int = 0
+    is_folder: bool = False
 
 
 def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
@@ -156,14 +157,22 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 def _listing(folder: str) -> dict[str, FoundFile]:
     try:
-        return {file.name: file for file in folder_entries(folder) if file is not None}
+        return {file.name: file for file in folder_entries(folder) if not file.is_folder}
     except OSError as error:
         reason = storage.reason(error) if "://" in folder else error.strerror
         raise UsageError(f"{folder} cannot be listed: {reason}; give a folder that can be read") from error
 
 
-def folder_entries(folder: str) -> Iterator[FoundFile | None]:
-    """The files in a folder, sorted by name, and None for each folder, without what `file_rules.is_ignored`.
+def entries_or_none(folder: str) -> list[FoundFile]:
+    """Return the `folder_entries` of a path or URI; none if it cannot be listed: reading it will raise the error."""
+    try:
+        return [*folder_entries(absolute(folder))]
+    except (OSError, UsageError):
+        return []
+
+
+def folder_entries(folder: str) -> Iterator[FoundFile]:
+    """Yield the files and folders in a folder, without those that `file_rules.is_ignored`.
 
     Args:
         folder: from `files.absolute`.
@@ -177,7 +186,7 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
         for info in storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2])):
             if info.type == FileType.Directory:
                 if not is_ignored(info.base_name):
-                    yield None
+                    yield FoundFile(info.base_name, is_folder=True)
             elif not info.base_name.startswith(LEFT_FILES):
                 yield FoundFile(info.base_name, info.size, info.mtime_ns or 0)
         return
@@ -189,7 +198,7 @@ def folder_entries(folder: str) -> Iterator[FoundFile | None]:
                 continue
             if is_folder:
                 if not is_ignored(entry.name):
-                    yield None
+                    yield FoundFile(entry.name, is_folder=True)
             elif is_file and not entry.name.startswith(LEFT_FILES):
                 stat = entry.stat()
                 yield FoundFile(entry.name, stat.st_size, stat.st_mtime_ns)

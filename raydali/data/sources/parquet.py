@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.files import absolute, digest
-from raydali.data.sources.listing import FoundFile, folder_entries
+from raydali.data.sources.files import digest
+from raydali.data.sources.listing import FoundFile, entries_or_none
 from raydali.data.sources.row_groups import KEPT_BYTES, FileForArrow, image_leaf, read_image
 from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
 from raydali.data.stream.read_together import ReadTogether
@@ -61,10 +61,9 @@ class Parquet(Shards):
         label_column: str | None = None,
         labeled: bool = True,
     ) -> Self:
-        """Index the images of some files, of which only footers and labels are read.
+        """Index the images of some files, see `Shards.of_pattern`; only footers and labels are read.
 
-        Classes are the names that Hugging Face's metadata give the labels, in their order; else the labels that occur,
-        sorted. Warns if numeric labels without names are not contiguous from 0.
+        If Hugging Face's metadata name the labels, classes are these names, in their order.
 
         Args:
             data: a file or a pattern such as `train-*.parquet` or `data/{train,extra}-*.parquet`, where * matches only
@@ -75,8 +74,7 @@ class Parquet(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: files are missing, cannot be read or hold no rows; see `parquet_index`. A label is not among
-                the classes.
+            UsageError: see `Shards.of_pattern` and `parquet_index`.
         """
         image = image_column or IMAGE
         index = partial(parquet_index, image=image, label=(label_column or LABEL) if labeled else None)
@@ -150,10 +148,7 @@ def parquet_folder(folder: str) -> dict[str, str]:
     """
     name = folder.rstrip("/")
     for place in (name, f"{name}/data"):
-        try:
-            names = [file.name for file in folder_entries(absolute(place)) if file is not None]
-        except (OSError, UsageError):  # reading it will raise the error
-            continue
+        names = [file.name for file in entries_or_none(place) if not file.is_folder]
         found = map(_SPLIT.match, sorted(filter(names_parquet, names)))
         words = {match[1] or "": match[2] for match in found if match}
         if "" in words:

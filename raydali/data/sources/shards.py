@@ -302,7 +302,7 @@ def shard_index(
     """
     names = "\0".join(shard.name for shard in shards)
     place = f"{kind}/{digest(os.fsencode(root), os.fsencode(names))}.npz"
-    times = np.array([shard[1:] for shard in shards], "<i8")
+    times = np.array([(shard.size, shard.written) for shard in shards], "<i8")
     stamp = digest(_VERSION, os.fsencode(names), times.data)
     for held in cached_arrays(place):
         if str(held.pop("stamp", "")) == stamp:

@@ -31,9 +31,8 @@ import numpy as np
 from raydali.data.sources import file_rules
 from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.file_rules import LEFT, kind_of
-from raydali.data.sources.files import absolute
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
-from raydali.data.sources.listing import FoundFile, folder_entries
+from raydali.data.sources.listing import FoundFile, entries_or_none
 from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
 from raydali.data.sources.tar_headers import members
 from raydali.errors import UsageError
@@ -183,10 +182,7 @@ class TarShards(Shards):
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
-        """Index the images of some shards.
-
-        Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Warns if
-        numeric labels are not contiguous from 0, because class indices then differ from them.
+        """Index the images of some shards, see `Shards.of_pattern`.
 
         Args:
             data: a folder of *.tar, or a pattern such as `shard-{000000..000146}.tar`, `{a,b}-0.tar` or `shard-*.tar`,
@@ -195,8 +191,7 @@ class TarShards(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: shards are missing, cannot be read or hold no samples; see `tar_index`. A label is not among
-                the classes.
+            UsageError: see `Shards.of_pattern` and `tar_index`.
         """
         pattern = data if names_shards(data) else f"{data.rstrip('/')}/*.tar"
         return cls.of_pattern(data, pattern, classes, partial(tar_index, labeled=labeled))
@@ -207,11 +202,8 @@ def holds_shards(folder: str) -> bool:
 
     Archives next to class folders do not count: they are often what the folders were unpacked from.
     """
-    try:
-        entries = [*folder_entries(absolute(folder))]
-    except (OSError, UsageError):  # reading it will raise the error
-        return False
-    return any(file.name.endswith(".tar") for file in entries if file is not None) and None not in entries
+    entries = entries_or_none(folder)
+    return any(each.name.endswith(".tar") for each in entries) and not any(each.is_folder for each in entries)
 
 
 def names_shards(data: str) -> bool:

@@ -262,10 +262,7 @@ class TFRecords(Shards):
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
-        """Index the images of some files.
-
-        Classes are the labels that occur, sorted by value, so that the 1 to 1000 of ImageNet become 0 to 999. Warns if
-        labels are not contiguous from 0 or 1, because class indices then differ from them.
+        """Index the images of some files, see `Shards.of_pattern`. The labels 1 to 1000 of ImageNet become 0 to 999.
 
         Args:
             data: a file or a pattern such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * matches only
@@ -274,8 +271,7 @@ class TFRecords(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: files are missing, cannot be read or hold no samples; see `tfrecord_index`. A label is not among
-                the classes.
+            UsageError: see `Shards.of_pattern` and `tfrecord_index`.
         """
         return cls.of_pattern(data, data, classes, partial(tfrecord_index, labeled=labeled))
 

@@ -111,8 +111,8 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 
     def _decode(self, source: VideoClips, id: int, part: Part) -> tuple[torch.Tensor, torch.Tensor, Colours]:
         (video,) = source.places(np.array([id]))[0].tolist()
-        height, width = source.shapes[video].tolist()
-        codec = str(source.codecs[video])
+        height, width = source.table.shapes[video].tolist()
+        codec = str(source.table.codecs[video])
         with source.cut(id) as cut, self._stream():
             colours = self._colours.get(video)
             if colours is None:
@@ -148,7 +148,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
 def kept_regions(source: VideoClips, ids: Ids, crops: Crops, side: int) -> Regions:
     """Return the parts of the decoded frames to keep: the crops with a margin."""
     videos = source.places(ids)[0]
-    shapes, orientations = source.upright_shapes[videos], source.orientations[videos]
+    shapes, orientations = source.upright_shapes[videos], source.table.orientations[videos]
     transposed, flipped = orientations[:, :1], orientations[:, 1:]
     scale = shapes / crops.resized
     starts, ends = crops.starts * scale, (crops.starts + side) * scale

@@ -195,6 +195,6 @@ def _settings(options: LaunchOptions, data: TrainAndVal[Any], rules: int, sha256
     videos = [source for source in (data.train, data.val) if isinstance(source, VideoClips)]
     if videos:
         facts["video_colours"] = "after resizing"
-    if rotated := sum(int(source.orientations.any(1).sum()) for source in videos):
+    if rotated := sum(int(source.table.orientations.any(1).sum()) for source in videos):
         facts["video_rotation"] = f"applied to {plural(rotated, 'video')}"
     return asdict(options) | facts

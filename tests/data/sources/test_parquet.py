@@ -1,41 +1,28 @@
-"""Parquet files by name, read at random, and in the stream: as class folders of the same images are."""
+"""Parquet files by name, a damaged row group, what rows count as images and labels, the index and its cache."""
 
-from collections import Counter
-from dataclasses import replace
-from functools import partial
+import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow
 import pytest
-import torch
+from pyarrow import parquet
 
-from jobs.imagenet import Data, train
-from raydali.commands.preview import Preview
-from raydali.commands.preview import main as preview
-from raydali.commands.verify import Verify
-from raydali.commands.verify import main as verify
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources.exclusion import exclude
+from raydali.data.loading.make import make_loader
+from raydali.data.loading.quarantine import Quarantine
+from raydali.data.sources import parquet as sources_parquet
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.parquet import Parquet
-from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.errors import DataError, UsageError
-from tests.support.broken import CONTENTS, folder
-from tests.support.digits import SHORT, digits_data
-from tests.support.job_ranks import train_rank
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages
+from raydali.errors import UsageError
+from tests.support.broken import folder
 from tests.support.messages import mentioning, mentions
-from tests.support.object_stores import PutObjects
 from tests.support.parquets import packed_in_parquet, write_parquet
-from tests.support.ranks import folder_of, run_ranks
-from tests.support.traces import assert_whole
 
 SAMPLES = 30
 TRAIN = TrainImages(image_size=32, seed=3)
-VALIDATION = ValidationImages(image_size=32, resize_size=40)
 STREAM = Stream(samples=SAMPLES, epochs=2, batch_size=2, global_batch_size=6, seed=1)
 
 pytestmark = pytest.mark.usefixtures("tar_cache")
@@ -45,12 +32,6 @@ pytestmark = pytest.mark.usefixtures("tar_cache")
 def folders(tmp_path: Path) -> LabeledFiles:
     """30 photographs of 3 classes."""
     return folder(tmp_path / "folders", SAMPLES, {})
-
-
-@pytest.fixture
-def images(tmp_path: Path, folders: LabeledFiles) -> Parquet:
-    """The same in 3 files of 10 rows, of which 5 are in a row group."""
-    return Parquet.scan(packed_in_parquet(tmp_path, folders))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -120,60 +101,6 @@ def test_folders_of_files(tmp_path: Path, folders: LabeledFiles) -> None:
     assert len(labeled_images(f"{tmp_path}/one/")) == SAMPLES
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The stream
-
-
-def pixels(
-    source: LabeledSource, name: LoaderName, rank: int = 0, world_size: int = 1, start: int = 0, steps: int = 99
-) -> dict[tuple[int, int], tuple[int, torch.Tensor]]:
-    """Label and image, by epoch and id."""
-    found: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-    options: dict[str, Any] = {"rank": rank, "world_size": world_size, "start": start, "threads": 2}
-    with make_loader(name, source, TRAIN, STREAM, **options) as loader:
-        for batch in loader:
-            if batch.micro_batch.step < start + steps:
-                keys = zip(batch.micro_batch.epochs.tolist(), batch.ids.tolist(), strict=True)
-                for key, label, image in zip(keys, batch["labels"].tolist(), batch["images"].clone(), strict=True):
-                    assert key not in found
-                    found[key] = label, image
-    return found
-
-
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_every_image_once_across_a_resume_on_other_workers(
-    images: Parquet, folders: LabeledFiles, name: LoaderName
-) -> None:
-    whole = pixels(folders, name)
-    assert whole.keys() == {(epoch, id) for epoch in range(2) for id in range(SAMPLES)}
-    shared: list[tuple[tuple[int, int], tuple[int, torch.Tensor]]] = []
-    for world_size, start, steps in ((1, 0, 2), (2, 2, 3), (3, 5, 5)):
-        for rank in range(world_size):
-            shared += pixels(images, name, rank, world_size, start, steps).items()
-    assert Counter(key for key, _ in shared) == Counter([*whole])
-    for key, (label, image) in shared:
-        assert label == folders.labels[key[1]] and torch.equal(image, whole[key][1])
-
-
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_broken_and_missing_images_are_named_and_replaced(
-    tmp_path: Path, folders: LabeledFiles, name: LoaderName
-) -> None:
-    contents: list[bytes | None] = [folders.read(id) for id in range(SAMPLES)]
-    contents[4], contents[17], contents[23] = CONTENTS["cut-short"](folders.read(4)), None, b"<html>" * 99
-    path = write_parquet(tmp_path / "a.parquet", contents, folders.labels.tolist(), rows=7)
-    images, quarantine = Parquet.scan(str(path)), Quarantine(SAMPLES, seed=STREAM.seed)
-    with make_loader(name, images, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader:
-        for batch in loader:
-            one = batch.micro_batch
-            assert batch["labels"].tolist() == folders.labels[one.read_ids].tolist()
-            for id, epoch, read in zip(one.ids.tolist(), one.epochs.tolist(), one.read_ids.tolist(), strict=True):
-                tried = (substitute(STREAM.seed, epoch, id, attempt, SAMPLES) for attempt in range(9))
-                assert read == (next(other for other in tried if other not in (4, 17, 23)) if id in (4, 17, 23) else id)
-    assert quarantine.known.keys() == {4, 17, 23}
-    assert quarantine.known[17].path == f"{path}#17"
-
-
 def test_a_damaged_row_group_is_broken_samples(tmp_path: Path, folders: LabeledFiles) -> None:
     from pyarrow.parquet import read_metadata
 
@@ -190,59 +117,131 @@ def test_a_damaged_row_group_is_broken_samples(tmp_path: Path, folders: LabeledF
     assert mentions(str(quarantine.known[15]), f"{file}#5 row group 1 damaged")
 
 
-def test_a_file_that_changed_ends_the_run(images: Parquet, tmp_path: Path) -> None:
-    (tmp_path / images.shards[1]).write_bytes(b"shorter")
-    with (
-        make_loader("dali", images, VALIDATION, OrderedPass(samples=SAMPLES, batch_size=8)) as loader,
-        pytest.raises(DataError, match=mentioning("train-00001-of-00003.parquet 7")),
-    ):
-        list(loader)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# Commands and jobs
+# The index
 
 
-def test_verify_and_exclude(tmp_path: Path, folders: LabeledFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
-    data, output = packed_in_parquet(tmp_path, folders), tmp_path / "broken.txt"
-    images = Parquet.scan(data)
-    with pytest.raises(DataError, match=mentioning("1 30 broken")):
-        verify(Verify(data=data, output=str(output), workers=1))
-    assert mentions(capsys.readouterr().out, f"{tmp_path}/train-00001-of-00003.parquet#4")
-    (rest,) = exclude(str(output), images)
-    kept = [*range(10), *range(15, SAMPLES), *range(10, 14)]  # behind the row groups that are whole
-    assert [rest.path(id) for id in range(29)] == [images.path(id) for id in kept]
-    assert [rest.read(id) for id in range(29)] == [images.read(id) for id in kept]
-    assert rest.labels.tolist() == images.labels[kept].tolist() and rest.fingerprint != images.fingerprint
+IMAGES = [b"%d" % i * 50 for i in range(6)]
 
 
-@pytest.mark.usefixtures("images")
-def test_preview(tmp_path: Path) -> None:
-    output = tmp_path / "sheet.png"
-    of_job = "--data", f"{tmp_path}/train-*.parquet", "--val-fraction", "0.3", "--batch-size", "1"
-    preview(Preview(of_job=of_job, output=str(output), device="cpu"))
-    assert output.read_bytes().startswith(b"\x89PNG")
+def found(images: Parquet) -> list[tuple[bytes, str]]:
+    return [(images.read(id), images.classes[label]) for id, label in enumerate(images.labels.tolist())]
 
 
-@pytest.mark.slow
-def test_a_run_of_the_job(tmp_path: Path) -> None:
-    digits = digits_data()
-    third = digits.train.drop(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())
-    data = packed_in_parquet(tmp_path, third, rows=50)
-    val_data = packed_in_parquet(tmp_path, digits.val, 2, "validation", rows=50)
-    config, run = replace(SHORT, data="elsewhere"), folder_of(tmp_path)
-    run_ranks(2, partial(train_rank, train), config, Data(*train_and_val(data, val_data)), run)
-    assert_whole(run, config.stream(len(third)))
-    assert [row["validation"]["images"] for row in run.rows("epochs.jsonl")] == [360, 360]
+def test_names_of_hugging_face_in_their_order(tmp_path: Path) -> None:
+    names = ["zebra", "ant", "cow", "unseen"]
+    write_parquet(tmp_path / "0.parquet", IMAGES, [2, 0, 1, 1, 0, 2], names=names, rows=4)
+    images = Parquet.scan(f"{tmp_path}/*.parquet")
+    assert images.classes == tuple(names) and images.labels.tolist() == [2, 0, 1, 1, 0, 2]
+    assert found(images) == [*zip(IMAGES, ["cow", "zebra", "ant", "ant", "zebra", "cow"], strict=True)]
+    assert images.path(4) == f"{tmp_path}/0.parquet#4"
+    assert Parquet.scan(f"{tmp_path}/*.parquet", names[::-1]).labels.tolist() == [1, 3, 2, 2, 3, 1]
 
 
-def test_files_in_s3(s3: PutObjects, images: Parquet, tmp_path: Path) -> None:
-    s3("parquet", {f"data/{name}": (tmp_path / name).read_bytes() for name in images.shards})
-    remote = labeled_images("s3://parquet/data/train-*.parquet")
-    assert isinstance(remote, Parquet) and remote.fingerprint == images.fingerprint
-    assert remote.path(12) == "s3://parquet/data/train-00001-of-00003.parquet#2"
-    ids = np.random.default_rng(0).permutation(SAMPLES)
-    assert [content.tobytes() for content in remote.files(ids)] == [images.read(id) for id in ids.tolist()]
-    with pytest.raises(UsageError, match=mentioning("s3://nobucket")):
-        labeled_images("s3://nobucket/train-{0..3}.parquet")
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("compression", ["snappy", "none", "zstd"])
+def test_texts_and_numbers_in_other_columns(tmp_path: Path, plain: bool, compression: str) -> None:
+    options: dict[str, Any] = {"columns": ("img", "kind"), "plain": plain, "compression": compression, "rows": 5}
+    path = write_parquet(tmp_path / "a.PARQUET", IMAGES, ["b", "b", "a", "a", "c", "c"], **options)
+    named = Parquet.scan(str(path), image_column="img", label_column="kind")
+    assert found(named) == [*zip(IMAGES, "bbaacc", strict=True)]
+    path = write_parquet(tmp_path / "b.parquet", IMAGES, [0, 10, 2, 2, 10, 0], **options)
+    numbered = Parquet.scan(str(path), image_column="img", label_column="kind")
+    assert numbered.classes == ("0", "2", "10") and numbered.labels.tolist() == [0, 2, 1, 1, 2, 0]
+
+
+def test_dictionaries_and_large_types(tmp_path: Path) -> None:
+    columns = {
+        "image": pyarrow.array(IMAGES, pyarrow.large_binary()),
+        "label": pyarrow.array([*"abcabc"]).dictionary_encode(),
+        "other": pyarrow.array([[1]] * 6),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert found(Parquet.scan(f"{tmp_path}/a.parquet")) == [*zip(IMAGES, "abcabc", strict=True)]
+
+
+def test_numbers_with_holes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Parquet.scan(str(write_parquet(tmp_path / "a.parquet", IMAGES, [1, 2, 4] * 2)))
+    assert mentions(caplog.text, "a.parquet 3 classes '1' '2' '4'")
+
+
+@pytest.mark.parametrize(
+    ("columns", "labels", "options", "values"),
+    [
+        (("img", "label"), [0] * 6, {}, "no column 'image' 'img' 'label' --image-column"),
+        (("image", "fine"), [0] * 6, {}, "no column 'label' 'image' 'fine' --label-column"),
+        (("label", "image"), [0] * 6, {}, "column 'image' int64 bytes --image-column"),
+        (("image", "label"), [0.5] * 6, {}, "column 'label' double --label-column"),
+        (("image", "label"), [[0]] * 6, {}, "column 'label' list int64"),
+        (("image", "label"), [0, 1, -1, -1, 0, 0], {"names": ["a", "b"]}, "2 rows 2 classes row 2 -1"),
+        (("image", "label"), [0, 1, 2, 0, 0, 0], {"names": ["a", "b"]}, "1 row row 2 with 2"),
+        (("image", "label"), [0, None, 2, 0, 0, 0], {}, "1 row without label row 1"),
+    ],
+)
+def test_wrong_columns(
+    tmp_path: Path, columns: tuple[str, str], labels: list[Any], options: dict[str, Any], values: str
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", IMAGES, labels, columns=columns, **options)
+    with pytest.raises(UsageError, match=mentioning(f"{path} {values}")):
+        Parquet.scan(str(path))
+
+
+def test_files_without_images(tmp_path: Path) -> None:
+    some = Parquet.scan(str(write_parquet(tmp_path / "some.parquet", [b"one", None], [0, 1])))
+    assert [some.read(id) for id in range(2)] == [b"one", b""]
+    path = write_parquet(tmp_path / "paths.parquet", [None] * 6, [0] * 6)
+    with pytest.raises(UsageError, match=mentioning("paths.parquet 'image' no bytes 6 rows")):
+        Parquet.scan(str(path))
+    path = write_parquet(tmp_path / "none.parquet", [], pyarrow.array([], pyarrow.int64()).to_pylist(), names=["a"])
+    with pytest.raises(UsageError, match=mentioning("none.parquet")):
+        Parquet.scan(str(path))
+    with pytest.raises(UsageError, match=mentioning(f"1 {tmp_path} nowhere.parquet")):
+        Parquet.scan(f"{tmp_path}/nowhere.parquet")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"<html></html>" * 9, None])
+def test_broken_files(tmp_path: Path, content: bytes | None) -> None:
+    for name in "ab":
+        write_parquet(tmp_path / f"{name}.parquet", IMAGES, [0, 1] * 3)
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for name in "ba":
+        (tmp_path / f"{name}.parquet").write_bytes(whole[:-50] if content is None else content)
+        with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/{name}.parquet Parquet")):
+            Parquet.scan(f"{tmp_path}/*.parquet")
+
+
+def test_files_that_differ(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", IMAGES, [0, 1] * 3, names=["cat", "dog"])
+    write_parquet(tmp_path / "b.parquet", IMAGES, [0, 1] * 3, names=["dog", "cat"])
+    with pytest.raises(UsageError, match=mentioning("b.parquet names dog, cat")):
+        Parquet.scan(f"{tmp_path}/*.parquet")
+    write_parquet(tmp_path / "b.parquet", IMAGES, [0, 1] * 3, columns=("image", "x"))
+    with pytest.raises(UsageError, match=mentioning("b.parquet 'label' 'x'")):
+        Parquet.scan(f"{tmp_path}/*.parquet")
+
+
+def test_row_groups_that_arrow_cannot_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", IMAGES, [0, 1] * 3, rows=3)
+    monkeypatch.setitem(vars(sources_parquet), "_LONGEST", 100)
+    with pytest.raises(UsageError, match=mentioning("a.parquet row group 0 2 GB")):
+        Parquet.scan(str(path))
+
+
+def test_the_index_is_cached_by_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"image": IMAGES, "other": IMAGES[::-1], "a": [0, 1] * 3, "b": [1, 0] * 3}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+
+    def scan(image: str, label: str) -> Parquet:
+        return Parquet.scan(f"{tmp_path}/a.parquet", image_column=image, label_column=label)
+
+    one, other = scan("image", "a"), scan("other", "b")
+    assert one.labels.tolist() == [0, 1] * 3 and other.labels.tolist() == [1, 0] * 3
+    assert [other.read(id) for id in range(6)] == IMAGES[::-1]
+    assert len({one.fingerprint, other.fingerprint, scan("other", "a").fingerprint}) == 3
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the file is indexed again")
+
+    monkeypatch.setitem(vars(sources_parquet), "_part", refuse)
+    assert scan("image", "a").fingerprint == one.fingerprint

@@ -1,70 +1,41 @@
-"""TFRecord files by name, read at random, and in the stream: as class folders of the same images are."""
+"""TFRecord files by name, their framing, images and labels of their records, hostile files, the index and its cache."""
 
-from collections import Counter
-from dataclasses import replace
-from functools import partial
+import gzip
+import io
+import logging
+import os
+import zlib
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboardX.record_writer import masked_crc32c as expected_crc32c
 
-from jobs.imagenet import Data, train
-from raydali.commands.prepare import Prepare
-from raydali.commands.prepare import main as prepare
-from raydali.commands.preview import Preview
-from raydali.commands.preview import main as preview
-from raydali.commands.verify import Verify
-from raydali.commands.verify import main as verify
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources.exclusion import exclude
+from raydali.data.sources import tfrecord
+from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
-from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.errors import DataError, UsageError
-from tests.support.broken import CONTENTS, folder
-from tests.support.digits import SHORT, digits_data
-from tests.support.job_ranks import train_rank
+from raydali.data.sources.shards import Part
+from raydali.data.sources.tfrecord import TFRecords, as_record, masked_crc32c, names_tfrecords, records
+from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
-from tests.support.object_stores import PutObjects
-from tests.support.ranks import folder_of, run_ranks
-from tests.support.tfrecords import tfrecords
-from tests.support.traces import assert_whole
-
-SAMPLES = 30
-TRAIN = TrainImages(image_size=32, seed=3)
-VALIDATION = ValidationImages(image_size=32, resize_size=40)
-STREAM = Stream(samples=SAMPLES, epochs=2, batch_size=2, global_batch_size=6, seed=1)
+from tests.support.tfrecords import Value, example, imagenet, record, tfrecords
 
 pytestmark = pytest.mark.usefixtures("tar_cache")
 
 
-def pack(root: Path, source: LabeledSource, files: int = 3, split: str = "train", first_label: int = 1) -> TFRecords:
-    """The same images by the same ids in TFRecord files."""
-    parts = np.array_split(np.arange(len(source)), files)
-    for i, ids in enumerate(parts):
-        images = ((source.read(id), int(source.labels[id]) + first_label) for id in ids.tolist())
-        (root / f"{split}-{i:05}-of-{files:05}").write_bytes(tfrecords(images))
-    return TFRecords.scan(f"{root}/{split}-*-of-*")
+def scan(path: Path, *records: bytes) -> TFRecords:
+    path.write_bytes(b"".join(records))
+    return TFRecords.scan(str(path))
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> LabeledFiles:
-    """30 photographs of 3 classes."""
-    return folder(tmp_path / "folders", SAMPLES, {})
+def found(records: TFRecords) -> list[tuple[bytes, str]]:
+    return [(records.read(id), records.classes[label]) for id, label in enumerate(records.labels.tolist())]
 
 
-@pytest.fixture
-def records(tmp_path: Path, folders: LabeledFiles) -> TFRecords:
-    return pack(tmp_path, folders)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Naming files
+def field(number: int, data: bytes) -> bytes:
+    """Of at most 127 bytes."""
+    return bytes([number << 3 | 2, len(data)]) + data
 
 
 def test_what_names_tfrecord_files(tmp_path: Path) -> None:
@@ -78,139 +49,222 @@ def test_what_names_tfrecord_files(tmp_path: Path) -> None:
         assert not names_tfrecords(data), data
 
 
-def test_training_and_validation(tmp_path: Path, folders: LabeledFiles) -> None:
-    pack(tmp_path, folders)
-    pack(tmp_path, folders.drop(range(20)), 1, "validation")
-    train, val = train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
-    assert isinstance(train, TFRecords) and isinstance(val, TFRecords)
-    assert len(train) == SAMPLES and train.classes == val.classes == ("1", "2", "3")
-    assert train.labels.tolist() == folders.labels.tolist() and val.labels.tolist() == folders.labels[20:].tolist()
+def test_training_and_validation(tmp_path: Path) -> None:
+    def write(name: str, labels: list[int]) -> None:
+        (tmp_path / name).write_bytes(tfrecords((b"%d" % label, label) for label in labels))
+
+    write("train-00000-of-00001", [3, 1, 2])
+    write("validation-00000-of-00001", [2, 2])
+    data, val_data = f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*"
+    train, val = train_and_val(data, val_data)
+    assert isinstance(train, TFRecords) and train.classes == val.classes == ("1", "2", "3")
+    assert train.labels.tolist() == [2, 0, 1] and val.labels.tolist() == [1, 1]
     with pytest.raises(UsageError, match=mentioning("--data -of-* --val-data")):
-        train_and_val(f"{tmp_path}/train-*-of-*")
+        train_and_val(data)
     with pytest.raises(UsageError, match=mentioning("--root /x")):
-        train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*", "/x")
-    pack(tmp_path, folders, 1, "validation", first_label=0)
+        train_and_val(data, val_data, "/x")
+    write("validation-00000-of-00001", [0])
     with pytest.raises(UsageError, match=mentioning("labels training '0'")):
-        train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*")
+        train_and_val(data, val_data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"123456789", bytes(range(256))])
+def test_checksums_are_those_of_tensorboardx(data: bytes) -> None:
+    assert masked_crc32c(data) == expected_crc32c(data)
+
+
+def test_records_come_out_as_they_went_in() -> None:
+    items = [b"", b"one", b"x" * 1000]
+    file = b"".join(map(as_record, items))
+    read = io.BytesIO(file)
+
+    def at(position: int, length: int) -> bytes:
+        read.seek(position)
+        return read.read(length)
+
+    assert [file[begin:end] for begin, end in records(at, len(file))] == items
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The stream
+# Records and Examples
 
 
-def pixels(
-    source: LabeledSource, name: LoaderName, rank: int = 0, world_size: int = 1, start: int = 0, steps: int = 99
-) -> dict[tuple[int, int], tuple[int, torch.Tensor]]:
-    """Label and image, by epoch and id."""
-    found: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-    options: dict[str, Any] = {"rank": rank, "world_size": world_size, "start": start, "threads": 2}
-    with make_loader(name, source, TRAIN, STREAM, **options) as loader:
-        for batch in loader:
-            if batch.micro_batch.step < start + steps:
-                keys = zip(batch.micro_batch.epochs.tolist(), batch.ids.tolist(), strict=True)
-                for key, label, image in zip(keys, batch["labels"].tolist(), batch["images"].clone(), strict=True):
-                    assert key not in found
-                    found[key] = label, image
-    return found
+def test_images_and_labels_of_imagenet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = [(b"%d" % i * 3000, i + 1) for i in range(12)]
+    records = scan(tmp_path / "train-00000-of-00001", tfrecords(made))
+    assert records.classes == tuple(map(str, range(1, 13))) and records.labels.tolist() == [*range(12)]
+    assert found(records) == [(image, str(label)) for image, label in made]
+    assert records.path(7) == f"{tmp_path}/train-00000-of-00001#7"
+    assert caplog.text == ""
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_batches_are_those_of_class_folders(records: TFRecords, folders: LabeledFiles, name: LoaderName) -> None:
-    assert [records.read(id) for id in range(SAMPLES)] == [folders.read(id) for id in range(SAMPLES)]
-    ours, theirs = pixels(records, name), pixels(folders, name)
-    assert ours.keys() == theirs.keys() == {(epoch, id) for epoch in range(2) for id in range(SAMPLES)}
-    for key, (label, image) in ours.items():
-        assert label == theirs[key][0] == folders.labels[key[1]] and torch.equal(image, theirs[key][1])
+def test_features_of_tensorflow_datasets(tmp_path: Path) -> None:
+    rows: list[dict[str, Value]] = [{"image": b"a", "label": 0, "file_name": b"x"}, {"image": b"b" * 9000, "label": 1}]
+    assert found(scan(tmp_path / "a.tfrecord", *(record(example(row)) for row in rows))) == [
+        (b"a", "0"),
+        (b"b" * 9000, "1"),
+    ]
+    both: dict[str, Value] = {"image": b"other", "image/encoded": b"a", "label": 5, "image/class/label": 3}
+    assert found(scan(tmp_path / "b.tfrecord", record(example(both)))) == [(b"a", "3")]
 
 
-def test_every_image_once_across_a_resume_on_other_workers(records: TFRecords) -> None:
-    whole = pixels(records, "dali")
-    shared: list[tuple[tuple[int, int], tuple[int, torch.Tensor]]] = []
-    for world_size, start, steps in ((1, 0, 2), (2, 2, 3), (3, 5, 5)):
-        for rank in range(world_size):
-            shared += pixels(records, "dali", rank, world_size, start, steps).items()
-    assert Counter(key for key, _ in shared) == Counter([*whole])
-    assert all(torch.equal(image, whole[key][1]) for key, (_, image) in shared)
+def test_labels_with_gaps_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = scan(tmp_path / "a.tfrecord", tfrecords([(b"", 10), (b"", 9), (b"", 10)]))
+    assert records.labels.tolist() == [1, 0, 1] and records.classes == ("9", "10")
+    assert mentions(caplog.text, "2 classes 9 10")
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
-def test_a_broken_image_is_named_and_replaced(tmp_path: Path, folders: LabeledFiles, name: LoaderName) -> None:
-    for id, kind in ((4, "cut-short"), (17, "empty"), (23, "text")):
-        Path(folders.path(id)).write_bytes(CONTENTS[kind](folders.read(id)))
-    records = pack(tmp_path, folders)
-    quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
-    with make_loader(name, records, TRAIN, STREAM, quarantine=lambda _: quarantine, threads=2) as loader:
-        for batch in loader:
-            one = batch.micro_batch
-            assert batch["labels"].tolist() == folders.labels[one.read_ids].tolist()
-            for id, epoch, read in zip(one.ids.tolist(), one.epochs.tolist(), one.read_ids.tolist(), strict=True):
-                tried = (substitute(STREAM.seed, epoch, id, attempt, SAMPLES) for attempt in range(9))
-                assert read == (next(other for other in tried if other not in (4, 17, 23)) if id in (4, 17, 23) else id)
-    assert quarantine.known.keys() == {4, 17, 23}
-    assert quarantine.known[17].path == f"{tmp_path}/train-00001-of-00003#7"
+names = st.text(max_size=12) | st.sampled_from(["image/encoded2", "imag", "image/class/label\0", "x" * 200])
+values = (
+    st.lists(st.binary(max_size=300))
+    | st.lists(st.integers(-(2**63), 2**63 - 1))
+    | st.lists(st.floats(width=32, allow_nan=False))
+)
 
 
-def test_a_file_that_changed_ends_the_run(records: TFRecords, tmp_path: Path) -> None:
-    (tmp_path / "train-00001-of-00003").write_bytes(b"shorter")
-    with (
-        make_loader("dali", records, VALIDATION, OrderedPass(samples=SAMPLES, batch_size=8)) as loader,
-        pytest.raises(DataError, match=mentioning("train-00001-of-00003# 7")),
-    ):
-        list(loader)
+@settings(max_examples=50)
+@given(
+    others=st.dictionaries(names.filter(lambda name: name not in ("image", "label")), values, max_size=8),
+    image=st.binary() | st.binary(min_size=5000, max_size=9000),
+    label=st.integers(0, 2**63 - 1),
+    packed=st.booleans(),
+)
+def test_what_protobuf_writes_is_read(
+    others: dict[str, Value], image: bytes, label: int, packed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = example(others | {"image/encoded": image, "image/class/label": label}, packed=packed)
+    path = tmp_path_factory.getbasetemp() / "any.tfrecord"
+    path.write_bytes(record(b"") + record(data))
+    read = read_ahead(str(path), path.stat().st_size)
+    assert [*records(read, path.stat().st_size)] == [(12, 12), (28, 28 + len(data))]
+    (begin, end), number = tfrecord._image_and_label(read, 28, 28 + len(data))
+    assert path.read_bytes()[begin:end] == image and number == label
+
+
+def test_unusual_encodings(tmp_path: Path) -> None:
+    """What a parser of protobuf must take, though few writers write it so."""
+    image, label = field(1, field(1, b"old")), field(3, b"\x08\x04")
+    entries = [field(1, field(1, b"image/encoded") + field(2, image))]
+    entries += [field(1, field(2, label) + field(1, b"image/class/label"))]  # the value before its name
+    entries += [field(1, field(1, b"image/encoded") + field(2, field(1, field(1, b"new"))))]  # the last one counts
+    unknown = b"\x78\x96\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4) + field(14, b"unknown")
+    data = unknown + field(1, unknown + entries[0] + entries[1]) + unknown + field(1, entries[2])
+    assert found(scan(tmp_path / "a.tfrecord", record(data))) == [(b"new", "4")]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (example({"a": 1, "b": b"", "image": b""}), "label 'a' 'b' 'image'"),
+        (example({"label": 1, "image_raw": b""}), "no image 'image_raw' 'label'"),
+        (example({f"f{i}": 1 for i in range(12)}), "no image 'f0' 'f1' 4 more"),
+        (example({}), "no image no features"),
+        (b"", "no image no features"),
+        (example({"image": [], "label": 1}), "0 values 'image'"),
+        (example({"image": [b"a", b"b"], "label": 1}), "2 values 'image'"),
+        (example({"image": b"", "label": [1, 2]}), "2 values 'label'"),
+        (example({"image": b"", "label": [1, 2]}, packed=False), "2 values 'label'"),
+        (example({"image": b"", "label": -1}), "-1 'label' int64 0"),
+        (example({"image": b"", "label": b"cat"}), "bytes 'label' int64"),
+        (example({"image": [0.5], "label": 1}), "float 'image' bytes"),
+        (b"no Example at all", "tf.train.Example"),
+        (example({"image": b"", "label": 1})[:-1], "tf.train.Example"),
+        (b"\xff" * 30, "tf.train.Example"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "record",  # protobuf's bytes differ from process to process
+)
+def test_records_without_a_clear_sample(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=mentioning(f"1 /a.tfrecord {message}")):
+        scan(tmp_path / "a.tfrecord", imagenet(b"image", 1), record(data))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Commands and jobs
+# Hostile files
 
 
-def test_verify_and_exclude(tmp_path: Path, folders: LabeledFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(folders.path(14)).write_bytes(CONTENTS["cut-short"](folders.read(14)))
-    records = pack(tmp_path, folders)
-    data, output = f"{tmp_path}/train-*-of-*", tmp_path / "broken.txt"
-    with pytest.raises(DataError, match=mentioning("1 30 broken")):
-        verify(Verify(data=data, output=str(output), workers=1))
-    assert mentions(capsys.readouterr().out, f"{tmp_path}/train-00001-of-00003#4")
-    (rest,) = exclude(str(output), records)
-    kept = [id for id in range(SAMPLES) if id != 14]
-    assert [rest.path(id) for id in range(29)] == [records.path(id) for id in kept]
-    assert [rest.read(id) for id in range(29)] == [records.read(id) for id in kept]
-    assert rest.labels.tolist() == records.labels[kept].tolist() and rest.fingerprint != records.fingerprint
-    output.write_text("train-00000-of-00003#0\n")
-    assert exclude(str(output), records)[0].path(0) == records.path(1)
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    one = imagenet(b"x" * 5000, 1)
+    whole = one + imagenet(b"y" * 5000, 2)
+    damaged = bytearray(whole)
+    damaged[len(one) + 1] ^= 1
+    (tmp_path / "0.tfrecord").write_bytes(whole)
+    for content, message in {
+        whole[:-1]: f"cut off record 1 {len(one)} {len(whole) - 1}",
+        whole[: len(one) + 5]: f"cut off record 1 {len(one)} {len(one) + 5}",
+        whole[:5]: "cut off record 0 5",
+        bytes(damaged): f"damaged record 1 {len(one)}",
+        whole + b"what follows": f"damaged record 2 {len(whole)}",
+        b"no record" * 100: "TFRecord file",
+        gzip.compress(whole): "compressed",
+        zlib.compress(whole): "compressed",
+    }.items():
+        (tmp_path / "1.tfrecord").write_bytes(content)
+        with pytest.raises(UsageError, match=mentioning(f"1 2 1.tfrecord {message}")):
+            TFRecords.scan(f"{tmp_path}/*.tfrecord")
 
 
-@pytest.mark.usefixtures("records")
-def test_preview(tmp_path: Path) -> None:
-    output = tmp_path / "sheet.png"
-    of_job = "--data", f"{tmp_path}/train-*-of-*", "--val-fraction", "0.3", "--batch-size", "1"
-    preview(Preview(of_job=of_job, output=str(output), device="cpu"))
-    assert output.read_bytes().startswith(b"\x89PNG")
+def test_empty_and_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "0.tfrecord").write_bytes(b"")
+    with pytest.raises(UsageError, match=mentioning("images 1 shard records")):
+        labeled_images(f"{tmp_path}/*.tfrecord")
+    (tmp_path / "1.tfrecord").write_bytes(tfrecords([(b"a", 0)]))
+    (tmp_path / "2.tfrecord").write_bytes(b"")
+    records = TFRecords.scan(f"{tmp_path}/*.tfrecord")
+    assert len(records) == 1 and records.path(0) == f"{tmp_path}/1.tfrecord#0"
+    with pytest.raises(UsageError, match=mentioning("2 3 8.tfrecord 9.tfrecord")):
+        TFRecords.scan(f"{tmp_path}/{{0,8,9}}.tfrecord")
+    if os.getuid():
+        (tmp_path / "0.tfrecord").chmod(0)
+        with pytest.raises(UsageError, match=r"0\.tfrecord: .*Permission denied"):
+            TFRecords.scan(f"{tmp_path}/*.tfrecord")
 
 
-@pytest.mark.usefixtures("records")
-def test_they_are_not_copied(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=mentioning("train-*-of-*")):
-        prepare(Prepare(source=f"{tmp_path}/train-*-of-*", target=str(tmp_path / "copy")))
+# ----------------------------------------------------------------------------------------------------------------------
+# The index and its cache
 
 
-def test_a_run_of_the_job(tmp_path: Path) -> None:
-    digits = digits_data()
-    third = digits.train.drop(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())
-    pack(tmp_path, third)
-    pack(tmp_path, digits.val, 2, "validation")
-    data = Data(*train_and_val(f"{tmp_path}/train-*-of-*", f"{tmp_path}/validation-*-of-*"))
-    config, run = replace(SHORT, data="elsewhere"), folder_of(tmp_path)
-    run_ranks(2, partial(train_rank, train), config, data, run)
-    assert_whole(run, config.stream(len(third)))
-    assert [row["validation"]["images"] for row in run.rows("epochs.jsonl")] == [360, 360]
+def test_the_index_is_kept_until_a_file_changes(
+    tmp_path: Path, tar_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[str] = []
+    part = tfrecord._part
+
+    def counted(path: str, size: int, **options: bool) -> Part:
+        read.append(path)
+        return part(path, size, **options)
+
+    monkeypatch.setattr(tfrecord, "_part", counted)
+    for i, count in enumerate((5, 9, 0, 3)):
+        path = tmp_path / f"train-{i:05}-of-00004"
+        path.write_bytes(tfrecords((b"%d.%d" % (i, n), n) for n in range(count)))
+    first = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
+    assert len(first) == 17 and len(read) == 4
+    again = TFRecords.scan(f"{tmp_path}/train-{{00000..00003}}-of-00004")
+    assert len(read) == 4 and len([*tar_cache.with_name("tfrecord").iterdir()]) == 1
+    assert found(again) == found(first) and again.fingerprint == first.fingerprint
+    path.write_bytes(tfrecords((b"new", n) for n in range(4)))
+    changed = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
+    assert len(changed) == 18 and len(read) == 8 and changed.fingerprint != first.fingerprint
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    assert found(TFRecords.scan(f"{tmp_path}/train-*-of-00004")) == found(changed)
+    assert mentions(caplog.text, "index cannot write")
 
 
-def test_files_in_s3(s3: PutObjects, records: TFRecords, tmp_path: Path) -> None:
-    s3("records", {f"data/{name}": (tmp_path / name).read_bytes() for name in records.shards})
-    remote = labeled_images("s3://records/data/train-*-of-00003")
-    assert isinstance(remote, TFRecords) and remote.fingerprint == records.fingerprint
-    assert remote.path(12) == "s3://records/data/train-00001-of-00003#2"
-    ids = np.random.default_rng(0).permutation(SAMPLES)
-    assert [content.tobytes() for content in remote.files(ids)] == [records.read(id) for id in ids.tolist()]
-    with pytest.raises(UsageError, match=mentioning("s3://nobucket")):
-        labeled_images("s3://nobucket/train-{0..3}.tfrecord")
+def test_images_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 records of 100 KB no more is read than some pages each."""
+    read = 0
+    pread = os.pread
+
+    def counted(handle: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        data = pread(handle, length, offset)
+        read += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    path = tmp_path / "a.tfrecord"
+    one = imagenet(bytes(100_000), 1)
+    assert len(scan(path, one * 200)) == 200
+    assert read <= 200 * 5 * 4096 < path.stat().st_size / 4

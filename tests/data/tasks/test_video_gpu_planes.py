@@ -67,7 +67,7 @@ def by_planes(pipeline: Clips, source: VideoClips, ids: Any, epochs: Any) -> Any
         with source.cut(id) as cut:
             colours = colours_of(cut)
             assert colours.pixels in ("yuv420p", "yuvj420p")
-            planes = Planes(source.sequence_length, int(source.shapes[0, 0]), part, torch.device("cpu"))
+            planes = Planes(source.sequence_length, int(source.table.shapes[0, 0]), part, torch.device("cpu"))
             for place, frame in enumerate(decoded(cut, partial(nv12, colours=colours))):
                 planes.put(place, frame)
         for all_of_them, found in zip(planes_of, planes.parts(source.orientation(id)), strict=True):

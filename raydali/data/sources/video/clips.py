@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.files import digest
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.video.packets import ClipPackets, Orientation, VideoInfo, read_clip_packets
-from raydali.data.sources.video.table import video_table
+from raydali.data.sources.video.packets import ClipPackets, Orientation, read_clip_packets
+from raydali.data.sources.video.table import VideoTable, video_table
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -40,27 +40,14 @@ class VideoClips:
         sequence_length: number of frames of a clip.
         stride: distance between the frames of a clip.
         step: distance between the first frames of consecutive clips.
-        frames: int64 (V,), number of frames of each video.
-        shapes: int64 (V, 2), coded height and width in pixels.
-        orientations: bool (V, 3), see `Orientation`.
-        codecs: FFmpeg's name of each video's codec, (V,).
-        has_header: bool (V,), see `VideoInfo`.
-        key_frames, keyframe_pts: see `VideoInfo`, those of all videos concatenated.
-        key_offsets: int64 (V + 1,), where each video's begin in them, and their end.
+        table: the `VideoInfo` of each video.
     """
 
     videos: LabeledFiles
     sequence_length: int
     stride: int
     step: int
-    frames: NDArray[np.int64]
-    shapes: NDArray[np.int64]
-    orientations: NDArray[np.bool_]
-    codecs: NDArray[np.str_]
-    has_header: NDArray[np.bool_]
-    key_frames: NDArray[np.int64]
-    keyframe_pts: NDArray[np.int64]
-    key_offsets: NDArray[np.int64]
+    table: VideoTable
 
     @classmethod
     def scan(
@@ -115,19 +102,13 @@ class VideoClips:
                 plural(len(videos), "video"),
                 span,
             )
-        return cls(
-            videos=videos,
-            sequence_length=sequence_length,
-            stride=stride,
-            step=span if step is None else step,
-            **vars(table),
-        )
+        return cls(videos, sequence_length, stride, span if step is None else step, table)
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
         """The id of each video's first clip, and N, (V + 1,)."""
         span = (self.sequence_length - 1) * self.stride + 1
-        return np.concatenate([[0], np.cumsum(np.maximum(0, (self.frames - span) // self.step) + 1)])
+        return np.concatenate([[0], np.cumsum(np.maximum(0, (self.table.frames - span) // self.step) + 1)])
 
     def __len__(self) -> int:
         """N."""
@@ -172,16 +153,17 @@ class VideoClips:
     @cached_property
     def upright_shapes(self) -> NDArray[np.int64]:
         """Height and width of each video as it is displayed, int64 (V, 2)."""
-        return np.where(self.orientations[:, :1], self.shapes[:, ::-1], self.shapes)
+        return np.where(self.table.orientations[:, :1], self.table.shapes[:, ::-1], self.table.shapes)
 
     def orientation(self, id: int) -> Orientation:
         """How the coded frames of a clip are turned to be upright."""
-        return Orientation(*self.orientations[self.places(np.array([id]))[0][0]].tolist())
+        return Orientation(*self.table.orientations[self.places(np.array([id]))[0][0]].tolist())
 
     @cached_property
     def largest(self) -> dict[str, tuple[int, int]]:
         """The largest coded height and the largest coded width of all videos of a codec, in pixels."""
-        by_codec = {str(codec): self.shapes[self.codecs == codec].max(0) for codec in np.unique(self.codecs)}
+        codecs, shapes = self.table.codecs, self.table.shapes
+        by_codec = {str(codec): shapes[codecs == codec].max(0) for codec in np.unique(codecs)}
         return {codec: (int(height), int(width)) for codec, (height, width) in by_codec.items()}
 
     @contextmanager
@@ -192,21 +174,9 @@ class VideoClips:
             OSError: the video cannot be read or decoded, or has changed since; names its path and the clip.
         """
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
-        keys = slice(*self.key_offsets[video : video + 2].tolist())
-        height, width = self.shapes[video].tolist()
-        info = VideoInfo(
-            frames=int(self.frames[video]),
-            height=height,
-            width=width,
-            orientation=Orientation(*self.orientations[video].tolist()),
-            codec=str(self.codecs[video]),
-            has_header=bool(self.has_header[video]),
-            key_frames=self.key_frames[keys],
-            keyframe_pts=self.keyframe_pts[keys],
-        )
         path = self.videos.path(video)
         try:
-            with read_clip_packets(path, info, first, self.stride, self.sequence_length) as found:
+            with read_clip_packets(path, self.table.info(video), first, self.stride, self.sequence_length) as found:
                 yield found
         except OSError as error:
             reason = str(error).removeprefix(f"cannot read {path}: ")
@@ -220,7 +190,7 @@ class VideoClips:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the videos' fingerprint, their lengths and how they are cut, 32 hex digits; without the root."""
-        numbers = np.array([self.sequence_length, self.stride, self.step, *self.frames.tolist()], "<i8")
+        numbers = np.array([self.sequence_length, self.stride, self.step, *self.table.frames.tolist()], "<i8")
         return digest(self.videos.fingerprint.encode(), numbers.data)
 
 

@@ -1,7 +1,7 @@
 """The `VideoInfo` of many videos as flat arrays, and its cache, so that each video is opened only once.
 
 An entry of the cache is valid while the video's size and time of last change stay the same. Every root has a file in
-the cache, and lists of absolute paths share one. Entries that no run has used for 90 days are removed.
+the cache, and lists of absolute paths share one.
 """
 
 import logging
@@ -20,14 +20,11 @@ from raydali.data.sources import storage
 from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.files import Files, digest
 from raydali.data.sources.listing import folder_entries
-from raydali.data.sources.video.packets import VideoInfo, read_video_info
+from raydali.data.sources.video.packets import Orientation, VideoInfo, read_video_info
 from raydali.extras import require_extra
 
 _VERSION = b"1"  # another one for another content of the cached file
 _THREADS = 32
-_KEPT_DAYS = 90
-_FRESH_DAYS = 7
-"""Age of an entry's last recorded use from which it is renewed, which rewrites the file."""
 _UNKNOWN = -1, -1
 _PART = 256
 """Number of files that a thread opens, one after the other."""
@@ -80,6 +77,21 @@ class VideoTable:
     def __len__(self) -> int:
         """V."""
         return len(self.frames)
+
+    def info(self, video: int) -> VideoInfo:
+        """Return what is known of one video."""
+        keys = slice(*self.key_offsets[video : video + 2].tolist())
+        height, width = self.shapes[video].tolist()
+        return VideoInfo(
+            frames=int(self.frames[video]),
+            height=height,
+            width=width,
+            orientation=Orientation(*self.orientations[video].tolist()),
+            codec=str(self.codecs[video]),
+            has_header=bool(self.has_header[video]),
+            key_frames=self.key_frames[keys],
+            keyframe_pts=self.keyframe_pts[keys],
+        )
 
     def __add__(self, other: Self) -> Self:
         """Concatenate two tables."""
@@ -134,7 +146,8 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
             infos.append(found)
     sound = np.delete(np.arange(len(videos)), [*broken])
     table = cached.table + VideoTable.from_infos(infos)
-    cached.renewed([names[id] for id in sound.tolist()], stamps[sound], rows[sound], table).keep(place)
+    if infos:
+        cached.write(place, [names[id] for id in sound.tolist()], stamps[sound], rows[sound], table)
     return table.take(rows[sound]), broken
 
 
@@ -152,16 +165,12 @@ class _Cached:
     Attributes:
         names: the videos' paths below the root, (V,).
         stamps: int64 (V, 2), size in bytes and time of the last change in ns.
-        used: int64 (V,), the day of the last use.
         table: their `VideoInfo`.
-        is_new: whether it differs from the file.
     """
 
     names: list[bytes]
     stamps: Integers
-    used: Integers
     table: VideoTable
-    is_new: bool = False
 
     @classmethod
     def read(cls, place: str) -> Self:
@@ -171,9 +180,8 @@ class _Cached:
                 table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
             except KeyError:  # an earlier version's
                 continue
-            names = held["names"].tobytes().split(b"\0") if len(table) else []
-            return cls(names, held["stamps"], held["used"], table)
-        return cls([], np.zeros((0, 2), np.int64), np.zeros(0, np.int64), VideoTable.from_infos([]))
+            return cls(held["names"].tobytes().split(b"\0") if len(table) else [], held["stamps"], table)
+        return cls([], np.zeros((0, 2), np.int64), VideoTable.from_infos([]))
 
     def rows(self, names: list[bytes], stamps: Integers) -> Integers:
         """The row of each of these videos; -1 if there is no valid entry."""
@@ -184,30 +192,14 @@ class _Cached:
         rows[known[changed]] = -1
         return rows
 
-    def renewed(self, names: list[bytes], stamps: Integers, rows: Integers, table: VideoTable) -> Self:
-        """The new content: these videos, which are `rows` of the table, and others that were used recently."""
-        today, there = int(time.time() // 86400), {*names}
-        known = rows[rows < len(self.names)]
-        is_new = bool(len(known) < len(rows) or (self.used[known] < today - _FRESH_DAYS).any())
-        others = [
-            row
-            for row, (name, used) in enumerate(zip(self.names, self.used.tolist(), strict=True))
-            if name not in there and used >= today - _KEPT_DAYS
-        ]
-        return type(self)(
-            names=[*(self.names[row] for row in others), *names],
-            stamps=np.concatenate([self.stamps[others], stamps]),
-            used=np.concatenate([self.used[others], np.full(len(names), today)]),
-            table=table.take(np.concatenate([np.array(others, np.int64), rows])) if is_new else table,
-            is_new=is_new,
-        )
-
-    def keep(self, place: str) -> None:
-        """Write the file if it is new."""
-        if self.is_new:
-            arrays = {field.name: getattr(self.table, field.name) for field in fields(VideoTable)}
-            names = np.frombuffer(b"\0".join(self.names), np.uint8)
-            cache_arrays(place, names=names, stamps=self.stamps, used=self.used, **arrays)
+    def write(self, place: str, names: list[bytes], stamps: Integers, rows: Integers, table: VideoTable) -> None:
+        """Write the cache file with these videos, which are `rows` of the table, and the others of this one."""
+        there = {*names}
+        others = [row for row, name in enumerate(self.names) if name not in there]
+        arrays = vars(table.take(np.concatenate([np.array(others, np.int64), rows])))
+        packed = np.frombuffer(b"\0".join([*(self.names[row] for row in others), *names]), np.uint8)
+        used = np.full(len(others) + len(names), int(time.time() // 86400))  # the day, which version 0.2.0 looks for
+        cache_arrays(place, names=packed, stamps=np.concatenate([self.stamps[others], stamps]), used=used, **arrays)
 
 
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
@@ -241,7 +233,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _stamps_in(folder: str) -> dict[str, tuple[int, int]]:
     try:
-        return {entry.name: (entry.size, entry.written) for entry in folder_entries(folder) if entry}
+        return {entry.name: (entry.size, entry.written) for entry in folder_entries(folder)}
     except OSError:  # without the right to list objects each is opened
         return {}
 

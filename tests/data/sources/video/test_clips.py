@@ -64,7 +64,7 @@ def test_a_video_is_cut_into_clips(videos: Path, options: dict[str, Any], places
     found, firsts = clips.places(ids)
     assert list(zip(found.tolist(), firsts.tolist(), strict=True)) == places
     np.testing.assert_array_equal(clips.labels(ids), clips.videos.labels[found])
-    assert clips.frames.tolist() == [11, 3, 24]
+    assert clips.table.frames.tolist() == [11, 3, 24]
     assert clips.path(len(clips) - 1) == f"{videos}/b/1.mp4 (from frame {places[-1][1]})"
 
 

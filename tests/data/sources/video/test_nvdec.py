@@ -77,7 +77,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 def clip(decoder: NvdecDecoder, source: VideoClips, id: int) -> torch.Tensor:
     (video,) = source.places(np.array([id]))[0].tolist()
-    height, width = source.shapes[video].tolist()
+    height, width = source.table.shapes[video].tolist()
     frames = torch.zeros((source.sequence_length, height * 3 // 2, width), dtype=torch.uint8)
     with source.cut(id) as cut:
         for place, frame in decoder.frames(cut, height, width):

@@ -122,7 +122,7 @@ def test_shapes_are_told_as_stored_and_upright(tmp_path: Path) -> None:
     write_video(tmp_path / "a" / "2.mp4", moving(4), "h264", rotation=(180, False, False))
     write_video(tmp_path / "b" / "3.mp4", moving(4), "h264")
     clips = VideoClips.scan(str(tmp_path), sequence_length=2)
-    assert clips.shapes.tolist() == [[48, 64]] * 3
+    assert clips.table.shapes.tolist() == [[48, 64]] * 3
     assert clips.upright_shapes.tolist() == [[64, 48], [48, 64], [48, 64]]
     assert clips.largest == {"h264": (48, 64)}
     assert clips.orientation(5) == Orientation() and clips.orientation(1).transposed

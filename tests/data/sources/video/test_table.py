@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -124,11 +123,11 @@ def test_the_lists_of_a_root_share_what_is_known(videos: Path, opened: list[str]
 
     train, val = ["b/1.mp4", "a/2.webm"], ["a/1.avi", "b/2.mp4"]
     clips("train.csv", train)
-    assert clips("val.csv", val).frames.tolist() == [11, 7]
+    assert clips("val.csv", val).table.frames.tolist() == [11, 7]
     assert len(opened) == 4
     opened.clear()
-    assert clips("train.csv", train).key_frames.tolist() == clips("train.csv", train).key_frames.tolist()
-    assert clips("all.csv", [*val, *train, val[0]]).frames.tolist() == [11, 7, 24, 30, 11]
+    assert clips("train.csv", train).table.key_frames.tolist() == clips("train.csv", train).table.key_frames.tolist()
+    assert clips("all.csv", [*val, *train, val[0]]).table.frames.tolist() == [11, 7, 24, 30, 11]
     assert not opened
 
 
@@ -164,18 +163,7 @@ def test_broken_videos_are_looked_into_each_time(videos: Path, opened: list[str]
             VideoClips.scan(str(videos), sequence_length=4)
     assert opened == ["a/1.avi"]
     clips = VideoClips.scan(str(videos), sequence_length=4, skip_broken=True)
-    assert clips.frames.tolist() == [30, 24, 7] and clips.videos.path(0).endswith("a/2.webm")
-
-
-def test_what_nobody_asks_for_is_forgotten(videos: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    index(videos)
-    shutil.move(videos / "b", videos.parent / "b")
-    monkeypatch.setattr(time, "time", lambda: 4e9)  # in a hundred years
-    index(videos)
-    shutil.move(videos.parent / "b", videos / "b")
-    opened.clear()
-    index(videos)
-    assert sorted(opened) == ["b/1.mp4", "b/2.mp4"]
+    assert clips.table.frames.tolist() == [30, 24, 7] and clips.videos.path(0).endswith("a/2.webm")
 
 
 def test_videos_in_a_bucket_are_opened_once(videos: Path, opened: list[str], s3: PutObjects) -> None:
