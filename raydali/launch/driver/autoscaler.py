@@ -11,8 +11,7 @@ from typing import Any
 
 import psutil
 
-from raydali.launch.driver.capacity import UNKNOWN, Growth, growth_of
-from raydali.launch.driver.on_nodes import call_on_nodes
+from raydali.launch.driver.cluster import UNKNOWN, Growth, call_on_nodes, growth_of
 
 HEAD_RESOURCE = "node:__internal_head__"
 HEAD_SECONDS = 30

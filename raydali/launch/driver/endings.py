@@ -10,7 +10,7 @@ from pathlib import Path
 import ray
 
 from raydali.errors import TrainingError, UsageError
-from raydali.launch.driver.on_nodes import call_on_nodes
+from raydali.launch.driver.cluster import call_on_nodes
 from raydali.run.events import WorkerAddress
 from raydali.run.find import newest_step
 from raydali.run.folder import RunFolder

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from raydali.host.processes import start_ticks
-from raydali.launch.driver.on_nodes import call_on_nodes
+from raydali.launch.driver.cluster import call_on_nodes
 from raydali.run.events import StuckRank
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat
 

@@ -18,7 +18,7 @@ from raydali.launch.driver.endings import driver_error, final_error, resume_hint
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
-from raydali.launch.driver.recorder import RunMetrics, RunRecorder, WorkerWarnings
+from raydali.launch.driver.recorder import RunRecorder, WorkerWarnings
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.room import GroupSize, Waiting
 from raydali.launch.driver.worker_group import WorkerGroup
@@ -26,7 +26,6 @@ from raydali.launch.job import WorkerTask
 from raydali.launch.trainer import GroupEnd
 from raydali.report.console import Console
 from raydali.report.html import text
-from raydali.report.html.live import LiveReport
 from raydali.run import events, messages
 from raydali.text import error_line
 
@@ -69,8 +68,7 @@ def train_in_workers(
         UsageError: a worker found that the options cannot be used.
         KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
-    folder, report = task.folder, LiveReport(task.folder, console.warn)
-    recorder = RunRecorder(folder, report, RunMetrics(folder.name), track, console.warn)
+    folder, recorder = task.folder, RunRecorder(task.folder, track, console.warn)
     driver = Driver(task, placement, cluster, console, recorder, interrupt)
     event: events.Event = events.RunFinished()
     error: BaseException | None = None
@@ -88,9 +86,9 @@ def train_in_workers(
     driver.close(event)
     if error is not None:
         raise error
-    if (message := text.beside_published(report.history)) is not None:
+    if (message := text.beside_published(recorder.report.history)) is not None:
         console.print(message)
-    console.print(": ".join(filter(None, ["finished", str(folder), text.last_and_best(report.history)])))
+    console.print(": ".join(filter(None, ["finished", str(folder), text.last_and_best(recorder.report.history)])))
 
 
 class Driver:
@@ -134,7 +132,7 @@ class Driver:
         self._group: WorkerGroup | None = None
         self._groups = self._step = 0
         self._start_at = self._look_at = self._request_at = self._own_node_at = 0.0
-        self._requester = f"raydali-{uuid.uuid4().hex}" if placement.is_elastic and not cluster.own else ""
+        self._requester, self._requested = f"raydali-{uuid.uuid4().hex}", 0
 
     def train(self) -> None:
         """Train one worker group after the other, and return once training is over.
@@ -166,11 +164,10 @@ class Driver:
     def _wait_for_room(self) -> int:
         """Wait until the next group may start, and return its size."""
         while True:
-            if time.monotonic() >= self._start_at:
-                workers = self._size.of_next(self._policy.left_out)
-                if workers is not None:
-                    return workers
-                self._request(self._placement.reachable)
+            workers = self._size.of_next(self._policy.left_out) if time.monotonic() >= self._start_at else None
+            if workers is not None:
+                return workers
+            self._request(self._placement.reachable)
             self._tick()
             time.sleep(POLL_SECONDS)
 
@@ -270,7 +267,7 @@ class Driver:
         self._take_messages()
         self._take_nodes_back()
         self._waiting.poll()
-        self._recorder.poll()
+        self._recorder.report.poll()
         self._watch_own_node()
         self._show_warnings()
         if self._interrupt.requested():
@@ -339,10 +336,11 @@ class Driver:
                 self._interrupt.request(DRAINING)
 
     def _request(self, workers: int) -> "Call[None] | None":
-        """Request nodes of the autoscaler for workers that no group has, at times."""
-        if not self._requester or time.monotonic() < self._request_at:
+        """Request nodes of the autoscaler for workers that no group has, at times; 0: take the request back."""
+        is_needless = workers == self._requested == 0
+        if self._cluster.own or is_needless or time.monotonic() < self._request_at:
             return None
-        self._request_at = time.monotonic() + REQUEST_SECONDS
+        self._requested, self._request_at = workers, time.monotonic() + REQUEST_SECONDS
         facts = self._training, self._requester, workers, self._policy.left_out
         return self._channel.call(trainer.request_workers, *facts)
 

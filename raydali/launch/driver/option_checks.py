@@ -15,7 +15,7 @@ from raydali.errors import UsageError
 from raydali.extras import default_loader, require_dali, require_extra
 from raydali.host.cpu_times import usable_cores
 from raydali.launch.defaults import HIGH_AMPLIFICATION, Facts, amplification
-from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import Placement
 from raydali.launch.options import LaunchOptions

@@ -14,7 +14,7 @@ from ray._raylet import persist_port  # type: ignore[attr-defined]
 
 from raydali.launch import process_server
 
-_PORTS = "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
+_PORTS = "gcs_server_port", "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
 _AGENT_PORT = "dashboard_agent_listen_port"
 WARN_SECONDS = 20.0
 """Interval between two warnings that Ray is still starting."""
@@ -26,7 +26,7 @@ class OwnNode(Node):
     Args:
         folder: for its files.
         cpus: CPUs that it declares.
-        seconds: within which its raylet must have started.
+        seconds: within which each of its processes must have started.
         warn: takes a warning that the start takes long.
 
     Raises:
@@ -62,6 +62,12 @@ class OwnNode(Node):
     def start_api_server(self, **_: object) -> None:
         """Do nothing: without a dashboard, it would only report usage statistics."""
 
+    def start_gcs_server(self) -> None:
+        """Start Ray's server, and wait until it listens; Ray would try again after a second."""
+        super().start_gcs_server()  # type: ignore[no-untyped-call]
+        host, _, port = self.gcs_address.rpartition(":")
+        self._wait("gcs_server", lambda: _listens(host.strip("[]"), int(port)))
+
     def start_raylet(self, *arguments: Any, **options: Any) -> None:
         """Start the raylet, and wait until it listens: Ray would wait for 30 s only.
 
@@ -70,16 +76,25 @@ class OwnNode(Node):
         folder = self.get_session_dir_path()  # type: ignore[no-untyped-call]
         persist_port(folder, self.node_id, _AGENT_PORT, self._agent_port)
         super().start_raylet(*arguments, **options)
+        self._wait("raylet", Path(self.raylet_socket_name).exists)
+
+    def _wait(self, name: str, is_ready: Callable[[], bool]) -> None:
         began = warned = time.monotonic()
-        while not Path(self.raylet_socket_name).exists():
+        while not is_ready():
             self.check()
             now = time.monotonic()
             if now - began > self._seconds:
-                raise TimeoutError("its raylet did not start in time")
+                raise TimeoutError(f"its {name} did not start in time")
             if now - warned > WARN_SECONDS:
                 warned = now
                 self._warn(f"Ray has not started after {now - began:.0f} s, and may need up to {self._seconds:.0f} s")
             time.sleep(0.01)
+
+
+def _listens(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), 1.0):
+        return True
+    return False
 
 
 def free_ports(number: int) -> list[int]:

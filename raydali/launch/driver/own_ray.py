@@ -29,7 +29,6 @@ START_SECONDS = 600
 """How long Ray may take to start."""
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_server_port_wait_time_s": str(START_SECONDS),
     "RAY_agent_register_timeout_ms": str(1000 * START_SECONDS),
     "RAY_worker_register_timeout_seconds": str(START_SECONDS),
     "RAY_prestart_worker_first_driver": "0",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from raydali.errors import UsageError
-from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.cluster import Cluster
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
 

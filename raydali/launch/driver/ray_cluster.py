@@ -17,7 +17,7 @@ from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch import process_server
 from raydali.launch.driver.autoscaler import read_growth
-from raydali.launch.driver.capacity import NO_GROWTH, Cluster, connected_cluster
+from raydali.launch.driver.cluster import NO_GROWTH, Cluster, connected_cluster
 from raydali.launch.driver.own_ray import cpus_for, own_ray
 from raydali.launch.options import LaunchOptions
 from raydali.text import error_line

@@ -46,21 +46,19 @@ class RunRecorder:
     """Records events and epochs.
 
     Args:
-        report: the page to keep up to date.
-        metrics: counts events.
+        folder: the run's.
         track: takes the record of each epoch.
         warn: takes a line for the console.
+
+    Attributes:
+        report: the page, which must be polled.
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        report: LiveReport,
-        metrics: RunMetrics,
-        track: Callable[[Mapping[str, Any]], None],
-        warn: Callable[[str], None],
+        self, folder: RunFolder, track: Callable[[Mapping[str, Any]], None], warn: Callable[[str], None]
     ) -> None:
-        self._folder, self._report, self._metrics, self._track, self._warn = folder, report, metrics, track, warn
+        self._folder, self._track, self._warn = folder, track, warn
+        self.report, self._metrics = LiveReport(folder, warn), RunMetrics(folder.name)
         self._unwritten: list[dict[str, Any]] = []
 
     def event(self, event: Event, at: float) -> None:
@@ -72,7 +70,7 @@ class RunRecorder:
         """
         row = {"time": round(at, 3), **event.row()}
         self._metrics.count(event)
-        self._report.event(row)
+        self.report.event(row)
         self._unwritten.append(row)
         try:
             while self._unwritten:
@@ -81,14 +79,10 @@ class RunRecorder:
         except OSError as error:
             self._warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
 
-    def poll(self) -> None:
-        """Write the page, if it is time to."""
-        self._report.poll()
-
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
         self._track(record)
-        self._report.epoch(record)
+        self.report.epoch(record)
 
 
 class WorkerWarnings:

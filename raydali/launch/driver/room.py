@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 
-from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.placement import Placement
 from raydali.launch.trainer import START_TIMEOUT
 from raydali.text import plural

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from raydali.data.tasks.classification import validation_size
 from raydali.errors import UsageError
 from raydali.host.facts import versions
+from raydali.launch.driver.cluster import call_on_nodes
 from raydali.launch.driver.job_file import describe_job
-from raydali.launch.driver.on_nodes import call_on_nodes
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import WeightsOptions

@@ -9,8 +9,8 @@ import pytest
 
 from raydali.errors import TrainingError
 from raydali.host.interrupts import Interrupt
-from raydali.launch.driver import loop, restart_policy, room
-from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver import loop, recorder, restart_policy, room
+from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.loop import Driver
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
@@ -18,7 +18,6 @@ from raydali.launch.driver.recorder import RunRecorder
 from raydali.launch.options import LaunchOptions
 from raydali.launch.trainer import GroupEnd, fit
 from raydali.report.console import Console
-from raydali.report.html.live import LiveReport
 from raydali.run.events import Failure, Left, Preemption, Resumed, Started
 from raydali.run.messages import Heartbeat, Message, Progress, WorkerError
 from tests.support.messages import mentions
@@ -41,10 +40,13 @@ class Play:
     After the last step, the run is interrupted.
     """
 
-    def __init__(self, path: Path, max_failures: int = -1, workers: tuple[int, int] = (2, 2)) -> None:
+    def __init__(
+        self, path: Path, max_failures: int = -1, workers: tuple[int, int] = (2, 2), *, own: bool = True
+    ) -> None:
         self.folder = folder_of(path)
         self.nodes = {"a": ((4.0, 0.0), (4.0, 0.0))}
         self.starts: list[int] = []
+        self.requests: list[int] = []
         self.notices: list[str | None] = []
         self._messages: list[Message] = []
         self._steps: Iterator[Any] = iter(())
@@ -52,10 +54,10 @@ class Play:
         self._interrupt = Interrupt()
         options = LaunchOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
         task: Any = MagicMock(options=options, folder=self.folder, channel=self)
-        recorder = RunRecorder(self.folder, LiveReport(self.folder, print), MagicMock(), print, print)
+        records = RunRecorder(self.folder, print, print)
         placement = Placement(*workers, 1, False, workers[1])
-        cluster = ConnectedRay(self.look, own=True)
-        self.driver = Driver(task, placement, cluster, Console(), recorder, self._interrupt)
+        cluster = ConnectedRay(self.look, own=own)
+        self.driver = Driver(task, placement, cluster, Console(), records, self._interrupt)
 
     def look(self) -> Cluster:
         shapes = self.nodes.items()
@@ -71,8 +73,7 @@ class Play:
     # The channel.
 
     def call(self, function: Any, _training: Any, _task: Any, workers: int, *_: Any) -> "Play":
-        assert function is fit
-        self.starts.append(workers)
+        (self.starts if function is fit else self.requests).append(workers)
         return self
 
     def has_returned(self, _: float = 0.0) -> bool:
@@ -115,6 +116,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(restart_policy, "PAUSES", (0.0,))
     monkeypatch.setattr(loop, "ray", MagicMock())
+    monkeypatch.setattr(recorder, "RunMetrics", MagicMock())
     monkeypatch.setattr("raydali.launch.driver.worker_group.describe_deaths", lambda killed, places, error, hung: error)
 
 
@@ -209,6 +211,19 @@ def test_a_group_that_has_left_is_followed_by_a_larger_one(tmp_path: Path, monke
     play.train(have(3, 2), None, started(0, Started), have(3, 3), "left", "finished")
     assert play.starts == [1, 3] and play.notices == ["resize", None]
     assert [(row["event"], row.get("workers")) for row in play.folder.rows("events.jsonl")][1:] == [("resize", 3)]
+
+
+@pytest.mark.parametrize(
+    ("own", "workers", "requests"), [(True, (1, 3), []), (False, (2, 2), [2, 0]), (False, (1, 6), [2, 6, 2, 0])]
+)
+def test_workers_that_no_group_has_are_requested_of_the_autoscaler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, workers: tuple[int, int], requests: list[int]
+) -> None:
+    """A fixed group only in a pause, for which its nodes must stay."""
+    monkeypatch.setattr(restart_policy, "PAUSES", (0.1,))
+    play = Play(tmp_path, workers=workers, own=own)
+    play.train(KILLED, "finished")
+    assert play.requests == requests
 
 
 def test_nodes_that_were_left_out_are_used_again(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from raydali.launch.driver.capacity import Cluster
+from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.option_checks import warnings_of
 from raydali.launch.driver.placement import Placement
 from raydali.launch.options import LaunchOptions

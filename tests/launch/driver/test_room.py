@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.launch.driver import room
-from raydali.launch.driver.capacity import AutoscalerCapacity, Cluster, Group, Shape
+from raydali.launch.driver.cluster import AutoscalerCapacity, Cluster, Group, Shape
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.room import GroupSize, Waiting, describe_waiting
 from tests.support.messages import mentions

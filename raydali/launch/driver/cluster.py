@@ -1,16 +1,17 @@
-"""The nodes of a cluster, what is free on them, and what its autoscaler could add."""
+"""The nodes of the cluster: what is free on them, what its autoscaler could add, and how a function runs on them."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Any
+from typing import Any, TypeVar
 
 from raydali.text import plural
 
 RECENT_SECONDS = 60.0
 """How long a node that the autoscaler could not start is worth a message."""
+T = TypeVar("T")
 Shape = tuple[float, float]
 """CPUs and GPUs of a node."""
 
@@ -178,3 +179,35 @@ def connected_cluster(growth: Growth) -> Cluster:
 
 def _shape(resources: Mapping[str, Any]) -> Shape:
     return float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
+
+
+def call_on_nodes(
+    function: Callable[..., T], calls: Sequence[tuple[str, tuple[object, ...]]], seconds: float
+) -> list[T | Exception]:
+    """Call a function on nodes at the same time. It is ended where it takes longer.
+
+    Args:
+        function: can be imported on the nodes, or be pickled by value.
+        calls: the id of a node, and the arguments there, for each call.
+        seconds: the limit for all of them.
+
+    Returns:
+        What the function has returned, or why there is no answer, for each call.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    references = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
+        for node, arguments in calls
+    ]
+    ray.wait(references, num_returns=len(references), timeout=seconds)
+    answers: list[T | Exception] = []
+    for reference in references:
+        try:
+            answers.append(ray.get(reference, timeout=0))
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+            ray.cancel(reference, force=True)
+            answers.append(error)
+    return answers

@@ -12,7 +12,7 @@ import pytest
 from raydali.errors import UsageError
 from raydali.launch.driver import autoscaler
 from raydali.launch.driver.autoscaler import config_on_head
-from raydali.launch.driver.capacity import UNKNOWN, AutoscalerCapacity, Cluster, Group, growth_of
+from raydali.launch.driver.cluster import UNKNOWN, AutoscalerCapacity, Cluster, Group, growth_of
 from raydali.launch.driver.placement import Placement, resolve_placement
 from raydali.launch.options import LaunchOptions
 from tests.support.messages import mentioning, mentions
