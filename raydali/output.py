@@ -92,6 +92,18 @@ def require_writable(option: str, path: str | None) -> None:
         raise UsageError(f"{option} {path} cannot be written: give a file in a folder that can be written")
 
 
+def write_output(path: str, content: bytes) -> None:
+    """Write the file that --output names.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        Path(path).expanduser().write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"--output {path} cannot be written: {error.strerror}; give another file") from error
+
+
 def require_there(option: str, path: str | None) -> None:
     """Refuse a local path that does not exist, before anything is imported that takes seconds; patterns pass.
 

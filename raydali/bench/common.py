@@ -185,7 +185,8 @@ def measure_rows(
         for row in rows:
             print(f"{name(row)} ...", file=sys.stderr, flush=True)
             try:
-                row |= {"error": None} | evaluate(metrics, measure(row))
+                measured = measure(row)
+                row |= {"error": None} | {name: metric(measured) for name, metric in metrics.items()}
                 outcome = f"{number(row[next(iter(metrics))])} images/s"
             except MeasurementError as error:
                 row |= {"error": str(error)} | dict.fromkeys(metrics)
@@ -196,11 +197,6 @@ def measure_rows(
         if done:
             finish(done)
     require_measured(done, name)
-
-
-def evaluate(metrics: Mapping[str, Callable[[Any], Any]], measured: Any) -> Row:
-    """Apply every metric to a measurement."""
-    return {name: metric(measured) for name, metric in metrics.items()}
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:

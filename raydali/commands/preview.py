@@ -20,7 +20,7 @@ from raydali.data.sources.source import Source, classes_of
 from raydali.errors import DataError, UsageError
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
-from raydali.output import devices, gpu_names, require_writable
+from raydali.output import devices, gpu_names, require_writable, write_output
 from raydali.text import plural
 
 if TYPE_CHECKING:
@@ -73,10 +73,7 @@ def main(options: Preview) -> None:
         if not 1 <= getattr(options, name) <= most:
             raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
     sheet = _sheet(options, device)
-    try:
-        Path(options.output).expanduser().write_bytes(draw(sheet))
-    except OSError as error:
-        raise UsageError(f"--output {options.output} cannot be written: {error.strerror}; give another file") from error
+    write_output(options.output, draw(sheet))
     print(f"{options.output}: the first batch of {_ranks(options.workers)}: {sheet.verdict}")
     if not sheet.good:
         raise DataError(f"{sheet.verdict}: each must occur once")

@@ -8,13 +8,12 @@ A run writes report.html itself while it trains; this command writes it again fr
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from raydali.errors import UsageError
-from raydali.output import require_writable, show
+from raydali.output import require_writable, show, write_output
 
 if TYPE_CHECKING:
     from raydali.report.html.history import History
@@ -71,10 +70,7 @@ def main(options: Report) -> None:
     if output is None:
         _write_to(folders[0], contents)
         return
-    try:
-        Path(output).expanduser().write_bytes(contents)
-    except OSError as error:
-        raise UsageError(f"--output {output} cannot be written: {error.strerror}; give another file") from error
+    write_output(output, contents)
     print(f"{output}: {', '.join(map(str, folders))}")
 
 

@@ -3,17 +3,16 @@
     raydali verify ~/imagenet -o broken.txt
     python jobs/imagenet.py --data ~/imagenet --exclude broken.txt
 
-Each file is read and decoded completely by DALI and Pillow (both_decoders.py), or by FFmpeg, in as many processes as
+Each file is read and decoded completely by DALI and Pillow (examine.py), or by FFmpeg, in as many processes as
 there are cores. These may die of a file, which is named. A run uses the same criterion for broken samples
 (data/loading/quarantine.py).
 """
 
 import os
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,16 +26,9 @@ from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import plural, summarize
 
 if TYPE_CHECKING:
-    from raydali.commands.both_decoders import Seen
     from raydali.data.loading.quarantine import BrokenSample
-    from raydali.data.sources.coco import Coco
-    from raydali.data.sources.files import Files
-    from raydali.data.sources.image_pairs import ImagePairs
-    from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-    from raydali.data.sources.source import Source
 
 SHOWN, SHOWN_WARNINGS = 50, 10
-FRAMES_AT_ONCE = 256
 Kind = Literal["images", "pairs", "boxes", "videos"]
 
 
@@ -70,31 +62,6 @@ class Verify:
     json: JsonFile = None
 
 
-@dataclass
-class Found:
-    """Findings about some samples.
-
-    Attributes:
-        broken: samples that cannot be read, by id.
-        transparent: number of other samples with transparent pixels.
-        for_pillow: number of other samples that the DALI loader hands to Pillow.
-        printed: what decoders wrote to the terminal, by path.
-    """
-
-    broken: list["BrokenSample"]
-    transparent: int = 0
-    for_pillow: int = 0
-    printed: dict[str, str] = field(default_factory=dict)
-
-    def add(self, more: "Found") -> int:
-        """Add the findings about other samples; return the number of broken ones so far."""
-        self.broken += more.broken
-        self.transparent += more.transparent
-        self.for_pillow += more.for_pillow
-        self.printed |= more.printed
-        return len(self.broken)
-
-
 def main(options: Verify) -> None:
     """Index the data, read all samples, print and write the broken ones.
 
@@ -102,6 +69,7 @@ def main(options: Verify) -> None:
         UsageError: an option is invalid, or the data cannot be indexed.
         DataError: samples are broken (they were printed and written), or the storage does not answer.
     """
+    from raydali.commands.examine import Found, examine_images, examine_videos, killed
     from raydali.data.sources.exclusion import as_line
     from raydali.data.sources.file_rules import describe_skipped
 
@@ -113,8 +81,8 @@ def main(options: Verify) -> None:
         samples += len(source)
         skipped.update(getattr(source, "skipped", {}))
         of_source = Found([])
-        examine, killed = partial(_EXAMINE[options.kind], source), partial(_killed, source)
-        in_processes(examine, len(source), workers, options.data, of_source.add, killed)
+        examine = partial(examine_videos if options.kind == "videos" else examine_images, source)
+        in_processes(examine, len(source), workers, options.data, of_source.add, partial(killed, source))
         found.add(of_source)
     broken = found.broken
     show(broken)
@@ -196,97 +164,3 @@ def show(broken: Sequence["BrokenSample"]) -> None:
     """Print the first broken samples, and the number of the others."""
     if broken:
         print(summarize(broken, SHOWN, separator="\n").encode("utf-8", "backslashreplace").decode())  # any bytes
-
-
-def _killed(source: "Source", id: int, reason: str) -> Found:
-    from raydali.data.loading.quarantine import BrokenSample
-
-    return Found([BrokenSample(id, source.path(id), reason)])
-
-
-def _examine_images(files_of: "FilesOf", source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (of each kind)
-    """Examine samples of image files: read all of them, and ask the decoders."""
-    from raydali.commands.both_decoders import ask_decoders
-    from raydali.data.loading.quarantine import BrokenSample, describe_error, refusal
-
-    found, of_files = Found([]), {}
-    contents: list[bytes] = []
-
-    def read(id: int) -> None:
-        data = [files.read(id) for files in files_of(source)]
-        of_files[id] = range(len(contents), len(contents) + len(data))
-        contents.extend(data)
-
-    errors = {id: refusal(partial(read, id)) for id in ids}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow, about palettes with transparency and large images
-        seen = ask_decoders(contents)
-    for id in ids:
-        path, of_id = source.path(id), [seen[place] for place in of_files.get(id, ())]
-        error = errors[id] or _misfit(source, id, of_id)
-        if error is not None:
-            reason = describe_error(error)
-            for prefix in (f"{path} cannot be read: ", f"{path}: "):
-                reason = reason.removeprefix(prefix)
-            found.broken.append(BrokenSample(id, path, reason))
-        else:
-            found.transparent += any(each.transparent for each in of_id)
-            found.for_pillow += any(each.for_pillow for each in of_id)
-        if printed := "".join(each.printed for each in of_id):
-            found.printed[path] = printed
-    return found
-
-
-def _misfit(source: Any, id: int, seen: Sequence["Seen"]) -> Exception | None:  # noqa: ANN401 (of each kind)
-    """Return why a sample cannot be trained on: an image is broken, or its size is not that of its pair or boxes."""
-    from raydali.data.sources.coco import Coco
-
-    for files, each in zip(_files_of_pairs(source) if len(seen) > 1 else [source], seen, strict=True):
-        if each.error is not None:
-            return DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
-    sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
-    if len({*sizes}) > 1:
-        return DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
-    if isinstance(source, Coco):
-        height, width = source.sizes[id].tolist()
-        if height and width and seen[0].shape != (height, width):
-            return DataError(f"{sizes[0]} pixels, but {width}x{height} in the annotations")
-    return None
-
-
-def _examine_videos(source: "LabeledFiles", ids: Sequence[int]) -> Found:
-    from raydali.data.loading.quarantine import BrokenSample, why_broken
-
-    reasons = {id: why_broken(partial(_load_video, source, id)) for id in ids}
-    found = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]
-    return Found([BrokenSample(id, source.path(id), reason) for id, reason in found])
-
-
-def _load_video(source: "LabeledFiles", id: int) -> None:
-    from raydali.data.sources.video.packets import read_clip_packets, read_video_info
-    from raydali.data.tasks.video import decoded
-
-    path = source.path(id)
-    facts = read_video_info(path)
-    for first in range(0, facts.frames, FRAMES_AT_ONCE):
-        with read_clip_packets(path, facts, first, 1, min(FRAMES_AT_ONCE, facts.frames - first)) as part:
-            decoded(part, lambda _: None)
-
-
-FilesOf = Callable[[Any], Sequence[Any]]
-
-
-def _files_of_pairs(source: "ImagePairs") -> Sequence["Files"]:
-    return source.inputs, source.targets
-
-
-def _files_of_images(source: "LabeledSource | Coco") -> Sequence["LabeledSource | Coco"]:
-    return (source,)
-
-
-_EXAMINE: dict[Kind, Callable[[Any, Sequence[int]], Found]] = {
-    "images": partial(_examine_images, _files_of_images),
-    "pairs": partial(_examine_images, _files_of_pairs),
-    "boxes": partial(_examine_images, _files_of_images),
-    "videos": _examine_videos,
-}

