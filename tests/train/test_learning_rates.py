@@ -15,20 +15,6 @@ from tests.support.messages import mentioning
 SCHEDULES = ["cosine", "poly:1", "poly:2", "step:2,0.5"]
 
 
-def test_warm_up_then_half_a_cosine() -> None:
-    rates = [learning_rate(progress / 1000, peak=0.4, warmup=0.1) for progress in range(1001)]
-    assert rates[0] == 0
-    assert max(rates) == rates[100] == 0.4
-    assert rates[:101] == sorted(rates[:101])
-    assert rates[100:] == sorted(rates[100:], reverse=True)
-    assert abs(rates[550] - 0.2) < 1e-12
-    assert abs(rates[-1]) < 1e-12
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
-    assert learning_rate(0.0, peak=0.4, warmup=0.0) == 0.4
-
-
 @given(
     schedule=st.sampled_from(SCHEDULES),
     warmup=st.floats(0, 0.9),

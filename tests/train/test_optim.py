@@ -1,4 +1,4 @@
-"""Optimizers: groups of parameters, updates, and their state in checkpoints."""
+"""Optimizers and averages: groups of parameters, updates against torch's own, and their state in checkpoints."""
 
 import copy
 import io
@@ -14,11 +14,13 @@ from raydali.errors import UsageError
 from raydali.launch.driver.option_checks import check
 from raydali.train.checkpoint_file import serialize, snapshot
 from raydali.train.learning_rates import OptimizerName
-from raydali.train.models.classification import build_model
+from raydali.train.models.classification import build_model, head_names
 from raydali.train.models.small_images import digits_network
 from raydali.train.optim import (
+    MovingAverage,
     NoDecay,
     build_optimizer,
+    hidden_matrices,
     load_optimizer,
     parameter_groups,
     set_learning_rate,
@@ -26,6 +28,7 @@ from raydali.train.optim import (
 from raydali.train.step import Precision
 from raydali.train.warmup import _undone
 from tests.support.messages import mentioning
+from tests.support.torch_muon import ComparedMuon
 
 NAMES = get_args(OptimizerName)
 HEAD = "11.weight", "11.bias"
@@ -151,19 +154,18 @@ def test_no_decay_of_norms_is_torchvisions(name: str) -> None:
     assert len(decaying["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize(("no_decay", "without"), [("norms", 2), ("norms-and-biases", 4), ("none", 0)])
-def test_parameters_without_decay(no_decay: NoDecay, without: int) -> None:
+@pytest.mark.parametrize(
+    ("no_decay", "without"), [("norms", {"1"}), ("norms-and-biases", {"0", "1", "2"}), ("none", set())]
+)
+def test_parameters_without_decay(no_decay: NoDecay, without: set[str]) -> None:
+    """Each layer has a weight and a bias; norms have them of one dimension."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2))
-    assert [len(group["params"]) for group in parameter_groups(model, 0.1, no_decay=no_decay)] == [6 - without, without]
-
-
-def test_norms_and_biases_do_not_decay() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2))
-    decaying, others = parameter_groups(model, 0.1)
-    assert decaying["weight_decay"] == 0.1
-    assert others["weight_decay"] == 0.0
-    assert {p.shape for p in decaying["params"]} == {torch.Size([8, 3, 3, 3]), torch.Size([2, 8])}
-    assert len(others["params"]) == 4
+    decaying, others = parameter_groups(model, 0.1, no_decay=no_decay)
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    expected = {name for name in names.values() if name[0] in without and (name[0] == "1" or name.endswith("bias"))}
+    assert {names[each] for each in others["params"]} == expected
+    assert {names[each] for each in decaying["params"]} == {*names.values()} - expected
 
 
 def test_each_scale_has_its_groups_and_its_rate() -> None:
@@ -209,3 +211,107 @@ def test_adams_step_lies_where_the_optimizer_of_now_wants_it(device: str, there:
     load_optimizer(optimizer, on_other.state_dict())
     assert optimizer.param_groups[0]["fused"] is there
     assert optimizer.state[parameter]["step"].device.type == device
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The moving average of weights
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+@pytest.mark.parametrize("cut", [None, 1, 3])
+def test_the_average_of_all_steps(warmup: bool, cut: int | None) -> None:
+    """With a resume after some steps, which continues exactly."""
+    model = nn.Linear(1, 1, bias=False)
+    average = MovingAverage(model, 0.5, warmup=warmup)
+    expected = 0.0
+    for step, weight in enumerate((3.0, 5.0, -2.0, 8.0, 4.0, 1.0, 0.0, 7.0, 2.0, 6.0)):
+        if step == cut:
+            saved = average.state_dict()
+            average = MovingAverage(model, 0.5, warmup=warmup)
+            average.load_state_dict(saved)
+        nn.init.constant_(model.weight, weight)
+        average.update_parameters(model)
+        decay = min(0.5, (1 + step) / (10 + step)) if warmup else 0.5  # 2/11 in step 1, 0.5 from step 8
+        expected = decay * expected + (1 - decay) * weight if step else weight
+        torch.testing.assert_close(average.module.weight, torch.tensor([[expected]]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Muon
+
+
+@pytest.mark.parametrize("kernel_size", [3, 1])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_muon_takes_convolutions_as_matrices_and_leaves_the_rest_to_adamw(
+    memory_format: torch.memory_format, kernel_size: int
+) -> None:
+    """Against torch's own Muon on linear layers with the same weights, and its AdamW."""
+    torch.manual_seed(0)
+    convolution, norm, head = nn.Conv2d(3, 8, kernel_size), nn.BatchNorm2d(8), nn.Linear(8, 2)
+    model = nn.Sequential(convolution, norm, head).to(memory_format=memory_format)
+    options: dict[str, Any] = {"momentum": 0.8, "nesterov": True}
+    optimizer = build_optimizer("muon", model, learning_rate=0.01, weight_decay=0.1, head={"2.weight"}, **options)
+    matrix = nn.Parameter(convolution.weight.detach().flatten(1).clone())
+    muon = torch.optim.Muon([matrix], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", **options)
+    others = [nn.Parameter(each.detach().clone()) for each in (head.weight, head.bias, norm.weight)]
+    decays = zip(others, (0.1, 0.0, 0.0), strict=True)
+    adamw = torch.optim.AdamW([{"params": [each], "weight_decay": decay} for each, decay in decays], lr=0.01)
+    for _ in range(3):
+        gradients = [torch.randn_like(each) for each in (matrix, *others)]
+        matrix.grad, convolution.weight.grad = gradients[0], gradients[0].view_as(convolution.weight)
+        for parameter, other, gradient in zip(
+            (head.weight, head.bias, norm.weight), others, gradients[1:], strict=True
+        ):
+            parameter.grad = other.grad = gradient
+        for each in (optimizer, muon, adamw):
+            each.step()
+    assert convolution.weight.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(convolution.weight.flatten(1), matrix)
+    for parameter, other in zip((head.weight, head.bias, norm.weight), others, strict=True):
+        torch.testing.assert_close(parameter, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("resnet18", {"fc.weight"}),
+        ("vit_b_32", {"encoder.pos_embedding", "heads.head.weight"}),
+        ("convnext_tiny", {"classifier.2.weight"}),
+    ],
+)
+def test_muon_takes_weights_of_hidden_layers(name: str, left_out: set[str]) -> None:
+    with torch.device("meta"):
+        model = build_model(name, 10)
+    matrices = hidden_matrices(model, head_names(lambda classes: build_model(name, classes), 10))
+    others = {
+        name: p.shape for name, p in model.named_parameters() if p not in matrices and sum(n > 1 for n in p.shape) > 1
+    }
+    depthwise = {name for name, shape in others.items() if len(shape) == 4 and shape[1] == 1}
+    assert others.keys() - depthwise == left_out
+    assert bool(depthwise) is (name == "convnext_tiny")
+
+
+@pytest.mark.parametrize("keeps_gradients", [False, True])
+def test_updates_are_torchs_at_any_rate_and_after_loading_momenta(keeps_gradients: bool) -> None:
+    torch.manual_seed(0)
+    model = digits_network(10).to(memory_format=torch.channels_last)
+    compared = ComparedMuon(model, keeps_gradients=keeps_gradients)
+    for step in range(8):
+        compared.step(0.01 / (step + 1), seed=step)
+        if step == 3:
+            addresses = compared.addresses()
+            compared.reload()
+            assert compared.addresses() != addresses
+    compared.check()
+    assert compared.addresses() == addresses  # a CUDA graph has captured them
+
+
+def test_momenta_begin_again_if_there_are_none_to_load() -> None:
+    torch.manual_seed(0)
+    model = digits_network(10)
+    compared = ComparedMuon(model, keeps_gradients=True)
+    compared.step(0.0, seed=1)
+    compared.optimizer.state.clear()
+    compared.torchs.state.clear()
+    compared.step(0.01, seed=2)
+    compared.check()

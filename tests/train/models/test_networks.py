@@ -1,9 +1,16 @@
-"""Networks for small images: published numbers of parameters, shapes, gradients, and stochastic depth."""
+"""Networks of our own: published numbers of parameters, shapes, gradients, stochastic depth, and what they blur."""
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models import resnet50 as plain
+from torchvision.transforms.v2.functional import normalize, to_dtype
 
+from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
+from raydali.train.models.blur_pool import blur, resnet50
 from raydali.train.models.classification import build_model, check_model, head_names
+from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import SMALL_IMAGE_MODELS
 
 PARAMETERS = {
@@ -66,3 +73,56 @@ def test_they_compile_as_one_graph(name: str) -> None:
     expected = model(images)
     torch.manual_seed(0)
     torch.testing.assert_close(compiled(images), expected)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Normalisation
+
+
+def test_it_is_torchvisions() -> None:
+    images = torch.randint(256, (2, 3, 5, 4), dtype=torch.uint8)
+    expected = normalize(to_dtype(images, torch.float32, scale=True), list(IMAGENET_MEAN), list(IMAGENET_STD))
+    torch.testing.assert_close(Normalized(nn.Identity())(images), expected)
+    torch.testing.assert_close(Normalized(nn.Identity())(images.float()), expected)
+
+
+def test_other_means_and_deviations_of_clips_with_one_channel() -> None:
+    clips = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 3, 1, 1)
+    normalized = Normalized(nn.Identity(), mean=(0.2,), std=(0.5,))(clips)
+    torch.testing.assert_close(normalized.flatten(), torch.tensor([-0.4, 0.0, 1.6]))
+
+
+def test_a_checkpoint_holds_the_models_state_alone() -> None:
+    model = nn.Conv2d(3, 4, 1)
+    assert Normalized(model).state_dict().keys() == {f"model.{name}" for name in model.state_dict()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# BlurPool
+
+
+def test_convolutions_with_a_stride_blur_their_input_except_the_first_one() -> None:
+    with torch.device("meta"):
+        model, usual = resnet50(7), plain(num_classes=7)
+    assert model.state_dict().keys() == usual.state_dict().keys()
+    blurring: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and module._forward_pre_hooks:
+            blurring.append(name)
+            assert module.stride == (2, 2)
+    assert blurring == [f"layer{i}.0.{conv}" for i in (2, 3, 4) for conv in ("conv2", "downsample.0")]
+
+
+def test_the_blur_is_the_filter_1_2_1() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 16, 9, 8)
+    filter = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]).expand(16, 1, 3, 3) / 16
+    torch.testing.assert_close(blur(images), F.conv2d(images, filter, padding=1, groups=16))
+
+
+def test_a_convolution_gets_the_blurred_images() -> None:
+    torch.manual_seed(0)
+    conv = resnet50(7).get_submodule("layer2.0.downsample.0")
+    assert isinstance(conv, nn.Conv2d)
+    images = torch.randn(1, 256, 6, 6)
+    torch.testing.assert_close(conv(images), F.conv2d(blur(images), conv.weight, stride=2))
