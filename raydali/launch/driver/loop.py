@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -34,8 +33,6 @@ LEAVE_SECONDS = 20
 """How long an interrupted driver waits for the workers' last checkpoint; Kubernetes gives 30 s."""
 RESIZE_SECONDS = 30.0
 """Time in which workers save a checkpoint and leave before a resize."""
-LOOK_SECONDS = 10.0
-"""Interval between two looks at whether the nodes that are not left out suffice."""
 REQUEST_SECONDS = 60.0
 """Interval at which workers that are missing are requested of the autoscaler, which forgets a request after 180 s."""
 ANSWER_SECONDS = 2.0
@@ -131,7 +128,7 @@ class Driver:
         self._began = time.time()
         self._group: WorkerGroup | None = None
         self._groups = self._step = 0
-        self._start_at = self._look_at = self._request_at = self._own_node_at = 0.0
+        self._start_at = self._request_at = self._own_node_at = 0.0
         self._requester, self._requested = f"raydali-{uuid.uuid4().hex}", 0
 
     def train(self) -> None:
@@ -265,11 +262,15 @@ class Driver:
         """
         self._cluster.check()  # first: without its processes, calls of Ray may end this process
         self._take_messages()
-        self._take_nodes_back()
+        if not (self._group is not None and self._group.is_training) and self._policy.take_back():
+            self._console.print("the other nodes do not suffice any more: those that were left out are used again")
         self._waiting.poll()
         self._recorder.report.poll()
-        self._watch_own_node()
         self._show_warnings()
+        if time.monotonic() >= self._own_node_at:
+            self._own_node_at = time.monotonic() + OWN_NODE_SECONDS
+            if self._cluster.is_leaving():
+                self._interrupt.request(DRAINING)
         if self._interrupt.requested():
             raise KeyboardInterrupt
 
@@ -311,29 +312,6 @@ class Driver:
     def _suffices(self, left_out: Collection[str]) -> bool:
         asked = self._placement
         return self._cluster.look().reachable(asked.cpus, asked.gpu, left_out) >= asked.minimum
-
-    def _take_nodes_back(self) -> None:
-        """Use the nodes again that were left out, if the others do not suffice by now.
-
-        Workers that wait for their places are looked at every few seconds: Ray hears of a lost node later.
-        """
-        is_training = self._group is not None and self._group.is_training
-        if not is_training and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_SECONDS
-            if self._policy.take_back():
-                self._console.print("the other nodes do not suffice any more: those that were left out are used again")
-
-    def _watch_own_node(self) -> None:
-        """Interrupt the run if this node is draining: Ray Train only reacts to nodes that have ranks.
-
-        When Kubernetes evicts a head without ranks, all steps since the newest checkpoint would be lost.
-        """
-        if time.monotonic() < self._own_node_at:
-            return
-        self._own_node_at = time.monotonic() + OWN_NODE_SECONDS
-        with suppress(Exception):  # Ray does not answer: the next look asks again
-            if ray.get_runtime_context().get_node_id() in ray._private.state.state.get_draining_nodes():
-                self._interrupt.request(DRAINING)
 
     def _request(self, workers: int) -> "Call[None] | None":
         """Request nodes of the autoscaler for workers that no group has, at times; 0: take the request back."""

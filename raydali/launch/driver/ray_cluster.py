@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -42,6 +42,17 @@ class ConnectedRay:
     look: Callable[[], Cluster]
     own: bool = False
     check: Callable[[], None] = lambda: None
+
+    def is_leaving(self) -> bool:
+        """Return whether this node is about to be taken away: Ray Train only reacts to nodes that have ranks.
+
+        When Kubernetes evicts a head without ranks, all steps since the newest checkpoint would be lost.
+        """
+        import ray
+
+        with suppress(Exception):  # Ray does not answer
+            return ray.get_runtime_context().get_node_id() in ray._private.state.state.get_draining_nodes()
+        return False
 
 
 @contextmanager

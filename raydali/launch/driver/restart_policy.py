@@ -22,6 +22,8 @@ STORAGE_PAUSES = (30.0, 60.0, 120.0, 240.0, 300.0)
 SAME_ERROR, SAME_START_ERROR = 2, 5
 """Number of consecutive equal errors at the same step after which it would recur; the second number counts before the
 first step of a run that has trained already, since its needs may be away for some minutes."""
+LOOK_SECONDS = 10.0
+"""Interval between two looks at whether the nodes that are not left out suffice: Ray hears of a lost node later."""
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
@@ -62,7 +64,7 @@ class RestartPolicy:
         self._limit, self._storage_timeout, self._suffices, self._now = limit, storage_timeout, suffices, now
         self._start = self._without_progress = self._outages = 0
         self._has_trained = False
-        self._away_since = 0.0
+        self._away_since = self._look_at = 0.0
         self._error: tuple[str, int] | None = None
         self._same = 0
         self._error_nodes: set[str] = set()
@@ -92,8 +94,11 @@ class RestartPolicy:
         return decision
 
     def take_back(self) -> bool:
-        """Leave no node out any more if the others do not suffice by now; return whether some were."""
-        if not self.left_out or self._suffices(self.left_out):
+        """Leave no node out any more if the others do not suffice by now, at times; return whether some were."""
+        if not self.left_out or self._now() < self._look_at:
+            return False
+        self._look_at = self._now() + LOOK_SECONDS
+        if self._suffices(self.left_out):
             return False
         self.left_out = ()
         return True

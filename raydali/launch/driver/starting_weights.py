@@ -72,7 +72,7 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
 
     Args:
         options: those of the run.
-        warn: is told which nodes have not answered in time. They may be lost, or their drives slow.
+        warn: takes the nodes that have not answered in time. They may be lost, or their drives slow.
 
     Raises:
         UsageError: names the node and the error.

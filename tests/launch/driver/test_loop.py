@@ -230,7 +230,7 @@ def test_nodes_that_were_left_out_are_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others do not suffice any more, while the workers wait for their places."""
-    monkeypatch.setattr(loop, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(restart_policy, "LOOK_SECONDS", 0.0)
     play = Play(tmp_path)
     policy = play.driver._policy
     seen: list[tuple[str, ...]] = []

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from raydali.launch.driver.restart_policy import Decision, RestartPolicy
+from raydali.launch.driver.restart_policy import LOOK_SECONDS, Decision, RestartPolicy
 from raydali.run.events import Failure
 from raydali.run.messages import WorkerError
 
@@ -81,11 +81,13 @@ def test_a_node_on_which_workers_die_twice_in_a_row_is_left_out() -> None:
 
 def test_a_node_is_left_out_only_while_the_others_suffice() -> None:
     nodes = set("abc")
-    restarts = RestartPolicy(-1, 0, lambda out: len(nodes - set(out)) >= 2)
+    restarts = RestartPolicy(-1, 0, lambda out: len(nodes - set(out)) >= 2, lambda: now[0])
     for _ in range(2):
         restarts.failed(failure(0, node="b"), [])
     assert restarts.left_out == ("b",) and not restarts.take_back()
     nodes.remove("c")
+    assert not restarts.take_back(), "it looks at times"
+    now[0] += LOOK_SECONDS
     assert restarts.take_back() and not restarts.left_out
 
 
