@@ -55,8 +55,7 @@ def labeled_like(
     if classes is None or source.classes == tuple(classes):
         return source
     labels = places_of(source.classes, classes, data)[source.labels]
-    moved: LabeledSource = replace(source, labels=labels, classes=tuple(classes))  # type: ignore[type-var]
-    return moved
+    return replace(source, labels=labels, classes=tuple(classes))
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], data: str) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.labeled import LabeledSource
 
 NASTY = [
     "cat/1.jpg",
@@ -45,7 +45,7 @@ def grow(root: Path, files: list[str]) -> Path:
     return root
 
 
-def samples(index: LabeledFiles) -> list[tuple[str, int]]:
+def samples(index: LabeledSource) -> list[tuple[str, int]]:
     return [(index.path(id), label) for id, label in enumerate(index.labels.tolist())]
 
 

@@ -23,7 +23,7 @@ from nvidia.dali import fn
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.quarantine import unreadable
 from raydali.data.sources import storage
-from raydali.data.sources.reading import Cause, Patience, reading_seconds
+from raydali.data.sources.reading import Backoff, Cause, reading_seconds
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pipeline import Inputs, Pipeline
 
@@ -136,7 +136,7 @@ class InputPrefetcher:
 
     def prepare(self, micro_batch: MicroBatch) -> PreparedInputs:
         """Return a micro-batch and its inputs, with substitutes for samples known as broken; it may be empty."""
-        quarantine, patience = self._quarantine, Patience(self._quarantine.storage)
+        quarantine, backoff = self._quarantine, Backoff(self._quarantine.storage)
         try:
             while True:
                 version = self._version
@@ -149,7 +149,7 @@ class InputPrefetcher:
                         pipeline = self._pipeline.in_epoch(settled.counts_to)
                         inputs = pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
                 except OSError as error:  # its message names the file
-                    if quarantine.examine(settled.read_ids, again=True) or patience.pause(error):
+                    if quarantine.examine(settled.read_ids, again=True) or backoff.pause(error):
                         continue
                     raise unreadable(str(error), error) from error
                 except RuntimeError as error:
@@ -157,7 +157,7 @@ class InputPrefetcher:
                 self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
                 return PreparedInputs(settled, inputs, version)
         finally:
-            patience.end()
+            backoff.end()
 
     @property
     def _version(self) -> int:

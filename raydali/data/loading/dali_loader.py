@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 from raydali.data.loading.batch_reader import BatchReader, Contents, InputPrefetcher, InputsError, PreparedInputs
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.screening import Keys, Read, Screening, failing
-from raydali.data.sources.reading import Cause, Patience
+from raydali.data.sources.reading import Backoff, Cause
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Once, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, timed_python
@@ -74,7 +74,7 @@ class DaliLoader(Loader):
     ) -> None:
         super().__init__(source, pipeline, order, **options)
         self._prefetched, self._recovers = prefetched, recovers
-        self._patience = Patience(self.quarantine.storage)
+        self._backoff = Backoff(self.quarantine.storage)
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
         self._decodes: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
         if self._dali_device == "gpu":
@@ -139,7 +139,7 @@ class DaliLoader(Loader):
             except RuntimeError as error:
                 self._go_on_after(error)
                 continue
-            self._patience.end()
+            self._backoff.end()
             named = zip(self.pipeline.outputs, outputs, strict=True)
             yield Batch({name: self._to_torch(output) for name, output in named}, self._under_way.popleft()[0])
 
@@ -159,7 +159,7 @@ class DaliLoader(Loader):
             if refused or self.quarantine.examine((id for id, _ in keys), again=True):
                 pass
             elif READ_OPERATOR in str(error):
-                if not self._patience.pause(error):
+                if not self._backoff.pause(error):
                     raise StorageAway(f"DALI cannot read the data: {cause_of(error)}") from error
             elif blamed := failing(keys, self._loads):
                 reason = f"Pillow can decode it, DALI's graph fails on it: {cause_of(error)}"
@@ -294,7 +294,7 @@ class DaliLoader(Loader):
     def close(self) -> None:
         """Stop DALI's threads and free its memory."""
         super().close()
-        self._patience.end()
+        self._backoff.end()
         self._discard()
         self._prefetcher.close()
         self._screening.close()

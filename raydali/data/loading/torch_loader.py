@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, unreadable
-from raydali.data.sources.reading import OUTAGES, Cause, Outage, Patience, reading_seconds
+from raydali.data.sources.reading import OUTAGES, Backoff, Cause, Outage, reading_seconds
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pillow import apart
@@ -148,7 +148,7 @@ class _MicroBatches(Dataset[Loaded]):
         began, read = time.perf_counter(), reading_seconds()
         quarantine, pipeline = self.quarantine, self.pipeline.in_epoch(micro_batch.counts_to)
         samples: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
-        patience, id = Patience(quarantine.storage), -1
+        backoff, id = Backoff(quarantine.storage), -1
         while True:
             settled = quarantine.with_substitutes(micro_batch)
             try:
@@ -156,15 +156,15 @@ class _MicroBatches(Dataset[Loaded]):
                     if (id, epoch) not in samples:
                         with apart(id in quarantine.in_flight_at_death):
                             samples[id, epoch] = quarantine.noticing(partial(pipeline.sample, self.source, id, epoch))
-                        patience.end()
+                        backoff.end()
                 break
             except Exception as error:
-                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and patience.pause(error)):
+                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and backoff.pause(error)):
                     continue
-                patience.end()
+                backoff.end()
                 text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
                 raise unreadable(text, error) from error
-        patience.end()
+        backoff.end()
         tensors = default_collate([samples[key] for key in settled.keys]) if len(settled.ids) else []
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"

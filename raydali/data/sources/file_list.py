@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import file_rules, storage
 from raydali.data.sources.files import Files, absolute
-from raydali.data.sources.labeled import LabeledFiles, warn_of_renumbering
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.list_lines import NUMBER, Lines, Wanted, read_lines, too_many
+from raydali.data.sources.shards import warn_of_renumbering
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

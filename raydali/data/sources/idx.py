@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
-from raydali.data.sources.labeled import allowed_labels, warn_of_renumbering
 from raydali.data.sources.listing import entries_or_none
-from raydali.data.sources.shards import Shards
+from raydali.data.sources.shards import Shards, allowed_labels, warn_of_renumbering
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 

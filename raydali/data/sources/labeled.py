@@ -2,10 +2,10 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raydali.data.sources.file_rules import describe_skipped, select_files, skip_root
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
-from raydali.data.sources.source import Source
+from raydali.data.sources.shards import Shards
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -21,48 +21,6 @@ from raydali.text import plural, summarize
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 _log = logging.getLogger(__name__)
-
-
-class LabeledSource(Source, Protocol):
-    """The protocol of a source for classifiers: N files by id 0..N-1, each with a class.
-
-    `LabeledFiles` implements it, and `Shards`, whose files are parts of larger ones.
-    """
-
-    @property
-    def labels(self) -> NDArray[Any]:
-        """Indices into `classes`, int64 (N,); or for several labels each uint8 (N, C), 1 for those that it has."""
-
-    @property
-    def one_each(self) -> NDArray[np.int64] | None:
-        """The labels, if each file has one."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """The number of files next to them that could be samples but are not read, by kind."""
-
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
-        """These files for a DALI graph, uint8 each: paths if `dali_reads`, with NULs after them or not, or contents."""
-
-    def read(self, id: int) -> bytes:
-        """The content of a file."""
-
-    def relocate(self, root: str) -> Self:
-        """The same index for a copy of the data at another root."""
-
-    def drop(self, ids: Iterable[int]) -> Self:
-        """The index without these samples."""
-
-    @property
-    def root(self) -> str:
-        """The folder in which relative paths begin."""
-
-    def relative_paths(self) -> Iterator[str]:
-        """Yield the paths of all samples, relative to the root."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,23 +108,8 @@ class LabeledFiles(Files):
         return digest(classes, self.packed_paths.data, labels.data)
 
 
-def allowed_labels(data: str, found: Sequence[str], allowed: Sequence[str]) -> NDArray[np.int64]:
-    """Return the places of the labels that were found among those that are allowed, int64.
-
-    Raises:
-        UsageError: one is not allowed.
-    """
-    places = {name: place for place, name in enumerate(allowed)}
-    if unknown := [name for name in found if name not in places]:
-        shown = summarize(unknown, show=repr)
-        raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
-    return np.array([places[name] for name in found])
-
-
-def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
-    """Warn that class indices differ from the labels, which are numbers."""
-    order = plural(len(labels), "class"), summarize(labels, show=repr)
-    _log.warning("%s: the labels are not class indices from 0, which gives %s in this order: %s", data, *order)
+LabeledSource = LabeledFiles | Shards
+"""A source for classifiers: N files by id 0..N-1, each with a class, or parts of larger files."""
 
 
 def check_classes(train: LabeledSource, val: LabeledSource) -> None:

@@ -19,7 +19,8 @@ from raydali.data.sources import storage
 from raydali.data.sources.files import digest
 from raydali.data.sources.listing import FoundFile, entries_or_none
 from raydali.data.sources.row_groups import KEPT_BYTES, FileForArrow, image_leaf, read_image
-from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.shards import Shards
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
 from raydali.text import plural, summarize

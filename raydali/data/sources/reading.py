@@ -150,8 +150,8 @@ def folder_away(error: BaseException) -> str | None:
 def errno_of(error: Exception) -> int | None:
     """An error's errno, or the one in its text if only that is left."""
     number = getattr(error, "errno", None)
-    said = re.match(r"\[Errno (\d+)\]", str(error))
-    return int(said[1]) if number is None and said else number
+    found = re.match(r"\[Errno (\d+)\]", str(error))
+    return int(found[1]) if number is None and found else number
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -232,7 +232,7 @@ def retries() -> int:
     return int(OUTAGES.retries[0])
 
 
-class Patience:
+class Backoff:
     """The pauses between attempts while a storage does not answer: they double, for SECONDS in total.
 
     Args:
@@ -276,23 +276,23 @@ def with_retry(
 
     Args:
         call: does one request.
-        storage: its name, see `Patience`.
-        warn: takes a line, see `Patience`.
+        storage: its name, see `Backoff`.
+        warn: takes a line, see `Backoff`.
         worth: whether an error is worth a repetition.
 
     Raises:
         Exception: the last one.
     """
-    patience = Patience(storage, warn)
+    backoff = Backoff(storage, warn)
     try:
         while True:
             try:
                 return call()
             except Exception as error:
-                if not worth(error) or not patience.pause(error):
+                if not worth(error) or not backoff.pause(error):
                     raise
     finally:
-        patience.end()
+        backoff.end()
 
 
 def short(error: BaseException) -> str:

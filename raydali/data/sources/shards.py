@@ -9,37 +9,25 @@ A shard must not change while it is in use: one whose size differs from the inde
 import json
 import logging
 import os
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Self
+from functools import cached_property
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.cache import cache_arrays, cached_arrays
 from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.file_rules import describe_skipped
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
-from raydali.data.sources.labeled import allowed_labels, warn_of_renumbering
 from raydali.data.sources.listing import FoundFile, find_files
 from raydali.data.sources.reading import reading
+from raydali.data.sources.shard_index import ShardIndex
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
-_VERSION = b"2"  # another one for another content of the cached file
-_THREADS = 32
-_LINE_SECONDS = 10.0
-
 _log = logging.getLogger(__name__)
-
-Label = int | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +72,7 @@ class Shards:
         data: str,
         pattern: str,
         classes: Sequence[str] | None,
-        index_of: Callable[[str, Sequence[FoundFile]], "ShardIndex"],
+        index_of: Callable[[str, Sequence[FoundFile]], ShardIndex],
     ) -> Self:
         """Index the images in the shards of a pattern.
 
@@ -211,159 +199,20 @@ class Shards:
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The index
-
-
-class Member(NamedTuple):
-    """A file in a shard: its name, and the position of its bytes."""
-
-    name: bytes
-    offset: int
-    length: int
-
-
-class Part(NamedTuple):
-    """The n images of a shard, by position, and their labels, in few bytes per sample: there may be ten million."""
-
-    names: bytes
-    positions: NDArray[np.int64]
-    labels: list[Label]
-    skipped: Mapping[str, int]
-    unread: int
-
-    @classmethod
-    def of(
-        cls, images: Sequence[Member], labels: list[Label], skipped: Mapping[str, int] | None = None, unread: int = 0
-    ) -> "Part":
-        """Pack some images.
-
-        Args:
-            images: in the order of their positions.
-            labels: of each.
-            skipped: the number of other files that could be samples but are not read, by kind.
-            unread: the number of bytes after the shard's end.
-        """
-        same: dict[Label, Label] = {}
-        positions = np.array([image[1:] for image in images], np.int64).reshape(-1, 2)
-        names = b"".join(image.name + b"\0" for image in images)
-        return cls(names, positions, [same.setdefault(label, label) for label in labels], skipped or {}, unread)
-
-
-@dataclass(frozen=True)
-class ShardIndex:
-    """The N samples of S shards, by shard, then by position.
-
-    Attributes:
-        counts: int64 (S,), the samples of each shard.
-        names: uint8, names of the images in their shards, each ended by a NUL.
-        offsets, lengths: int64 (N,), the position of an image in its shard, in bytes.
-        labels: int64 (N,), indices into the names of labels.
-        label_names: uint8, joined by NUL; sorted, numbers by value.
-        numbered: bool (), whether the labels are numbers.
-        skipped: uint8, the number of other files that could be samples but are not read, by kind, as JSON.
-        unread: int64 (), bytes after the ends of shards.
-    """
-
-    counts: NDArray[np.int64]
-    names: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    label_names: NDArray[np.uint8]
-    numbered: NDArray[np.bool_]
-    skipped: NDArray[np.uint8]
-    unread: NDArray[np.int64]
-
-    @property
-    def names_of_labels(self) -> list[str]:
-        """The names of the labels, in the order of their indices."""
-        return os.fsdecode(self.label_names.tobytes()).split("\0")
-
-    def with_labels(self, labels: NDArray[np.int64], names: Iterable[str]) -> "ShardIndex":
-        """The same samples with other labels, which have names."""
-        return replace(self, labels=labels, label_names=_packed("\0".join(names)), numbered=np.array(False))
-
-
-def shard_index(
-    root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part], *, kind: str, needed: str
-) -> ShardIndex:
-    """Index the samples of shards, or take them from the cache if no shard has changed its size or time since.
-
-    Args:
-        root: absolute, or an `s3://` or `gs://` URI.
-        shards: below it.
-        read: returns the samples of a shard, given its path and its size in bytes; raises ValueError for a broken one.
-        kind: the kind of shards, which is the folder in the cache.
-        needed: what messages ask for if there are no images.
+def allowed_labels(data: str, found: Sequence[str], allowed: Sequence[str]) -> NDArray[np.int64]:
+    """Return the places of the labels that were found among those that are allowed, int64.
 
     Raises:
-        UsageError: broken shards, of which the first are named; numbers as well as names for labels; no images.
+        UsageError: one is not allowed.
     """
-    names = "\0".join(shard.name for shard in shards)
-    place = f"{kind}/{digest(os.fsencode(root), os.fsencode(names))}.npz"
-    times = np.array([(shard.size, shard.written) for shard in shards], "<i8")
-    stamp = digest(_VERSION, os.fsencode(names), times.data)
-    for held in cached_arrays(place):
-        if str(held.pop("stamp", "")) == stamp:
-            return ShardIndex(**held)
-    index = _joined(root, _parts(root, shards, read), needed)
-    cache_arrays(place, stamp=np.array(stamp), **vars(index))
-    return index
+    places = {name: place for place, name in enumerate(allowed)}
+    if unknown := [name for name in found if name not in places]:
+        shown = summarize(unknown, show=repr)
+        raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
+    return np.array([places[name] for name in found])
 
 
-def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Part]) -> list[Part]:
-    if "://" in root:
-        storage.file_system(root)  # opened once, before all threads need it
-    with ThreadPoolExecutor(storage.CONNECTIONS if "://" in root else _THREADS) as threads:
-        found = []
-        told = time.monotonic()
-        for part in threads.map(partial(_part_or_reason, root, read), shards):
-            found.append(part)
-            if time.monotonic() - told >= _LINE_SECONDS:
-                told = time.monotonic()
-                print(f"indexing {root}: {len(found)} of {plural(len(shards), 'shard')}", file=sys.stderr)
-    if broken := [reason for reason in found if isinstance(reason, str)]:
-        raise UsageError(
-            f"{len(broken)} of {plural(len(shards), 'shard')} in {root} cannot be indexed "
-            f"({summarize(broken, separator='; ')}): correct or remove them"
-        )
-    return [part for part in found if isinstance(part, Part)]
-
-
-def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFile) -> Part | str:
-    path = f"{root}/{shard.name}"
-    try:
-        return read(path, shard.size)
-    except OSError as error:
-        return f"{path}: {storage.reason(error)}"
-    except ValueError as error:
-        return f"{path}: {error}"
-
-
-def _joined(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
-    values = {*chain.from_iterable(part.labels for part in parts)}
-    numbers = {value for value in values if isinstance(value, int)}
-    if numbers and numbers != values:
-        number, name = next(iter(numbers)), next(iter(values - numbers))
-        raise UsageError(f"{root} has both numbers and names as labels, such as {number} and {name!r}: unify them")
-    if not values:
-        raise UsageError(f"{root} has {plural(len(parts), 'shard')} without images: give {needed}")
-    ordered: list[Any] = sorted(values)
-    places = {value: place for place, value in enumerate(ordered)}
-    offsets, lengths = np.concatenate([part.positions for part in parts]).T
-    return ShardIndex(
-        counts=np.array([len(part.labels) for part in parts]),
-        names=_packed(b"".join(part.names for part in parts)),
-        offsets=np.ascontiguousarray(offsets),
-        lengths=np.ascontiguousarray(lengths),
-        labels=np.fromiter(map(places.__getitem__, chain.from_iterable(part.labels for part in parts)), np.int64),
-        label_names=_packed("\0".join(map(str, ordered))),
-        numbered=np.array(bool(numbers)),
-        skipped=_packed(json.dumps(sum((Counter(part.skipped) for part in parts), Counter()))),
-        unread=np.array(sum(part.unread for part in parts)),
-    )
-
-
-def _packed(text: bytes | str) -> NDArray[np.uint8]:
-    return np.frombuffer(os.fsencode(text), np.uint8)
+def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
+    """Warn that class indices differ from the labels, which are numbers."""
+    order = plural(len(labels), "class"), summarize(labels, show=repr)
+    _log.warning("%s: the labels are not class indices from 0, which gives %s in this order: %s", data, *order)

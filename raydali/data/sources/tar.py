@@ -33,7 +33,8 @@ from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.file_rules import LEFT, kind_of
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.listing import FoundFile, entries_or_none
-from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.shards import Shards
 from raydali.data.sources.tar_headers import members
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -85,7 +86,7 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
     """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
-    said: dict[bytes, dict[bytes, bytes]] = {}
+    beside: dict[bytes, dict[bytes, bytes]] = {}
     others: dict[bytes, str] = {}  # kinds of files, by key
     skipped: Counter[str] = Counter()
     unread: list[int] = []
@@ -108,7 +109,7 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
                 raise ValueError(_several(key, [images[key], member]))
             images[key] = member
         elif extension in _LABELS:
-            said.setdefault(key, {})[extension] = read(member.offset, member.length)
+            beside.setdefault(key, {})[extension] = read(member.offset, member.length)
         elif is_image:
             dotted.setdefault(key, []).append(member)
         elif (kind := kind_of(os.fsdecode(base))) is not None:
@@ -120,14 +121,14 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
             images[key] = several[0]
 
     in_order = sorted(images.items(), key=lambda item: item[1].offset)
-    labels = [_label(key, said.get(key, {})) if labeled else 0 for key, _ in in_order]
+    labels = [_label(key, beside.get(key, {})) if labeled else 0 for key, _ in in_order]
     if none := [os.fsdecode(key) for (key, _), label in zip(in_order, labels, strict=True) if label is None]:
         raise ValueError(
             f"{len(none)} of {plural(len(labels), 'sample')} cannot be labelled: {summarize(none, separator='; ')}: "
             f'give each a .cls number, a .json "label", or a key CLASS/NAME'
         )
     skipped.update(kind for key, kind in others.items() if key not in images)
-    unmatched = (os.fsdecode(key.rpartition(b"/")[2]) for key in said.keys() - images.keys() - others.keys())
+    unmatched = (os.fsdecode(key.rpartition(b"/")[2]) for key in beside.keys() - images.keys() - others.keys())
     skipped["with a label but no image"] += sum(kind_of(stem) is not None for stem in unmatched)  # README.txt is none
     labels_found = [label for label in labels if label is not None]
     return Part.of([image for _, image in in_order], labels_found, +skipped, sum(unread))
@@ -138,12 +139,12 @@ def _several(key: bytes, images: list[Member]) -> str:
     return f"{os.fsdecode(key)} has several images, {names}: a key, up to the first dot, must have one"
 
 
-def _label(key: bytes, said: dict[bytes, bytes]) -> Label | None:
-    if b"cls" in said:
-        return _number(key, "cls", said[b"cls"])
-    if b"json" in said:
+def _label(key: bytes, beside: dict[bytes, bytes]) -> Label | None:
+    if b"cls" in beside:
+        return _number(key, "cls", beside[b"cls"])
+    if b"json" in beside:
         try:
-            held = json.loads(said[b"json"])
+            held = json.loads(beside[b"json"])
         except ValueError as error:
             raise ValueError(f"{os.fsdecode(key)}.json is not JSON: {error}") from error
         label = held.get("label") if isinstance(held, dict) else None
@@ -154,8 +155,8 @@ def _label(key: bytes, said: dict[bytes, bytes]) -> Label | None:
     folder, slash, _ = key.partition(b"/")
     if slash:
         return os.fsdecode(folder)
-    if b"txt" in said:
-        return _name(key, "txt", os.fsdecode(said[b"txt"]).strip())
+    if b"txt" in beside:
+        return _name(key, "txt", os.fsdecode(beside[b"txt"]).strip())
     return None
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from raydali.data.sources.file_parts import Read
-from raydali.data.sources.shards import Member
+from raydali.data.sources.shard_index import Member
 from raydali.data.sources.storage import why_pointer
 
 BLOCK = 512
@@ -24,7 +24,7 @@ _NO_TAR = "it is not a tar archive, or is compressed, which prevents random acce
 _SPARSE = "it contains a sparse file, whose content is in pieces: pack it without --sparse"
 
 
-class _Said(NamedTuple):
+class _Extended(NamedTuple):
     """Fields that extension headers set for the next member: name, length, target of a link."""
 
     name: bytes | None = None
@@ -47,7 +47,7 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         ValueError: it is no tar archive, damaged, cut off, or holds a sparse file; the message names the position.
     """
     position, ended = 0, False
-    said = _Said()
+    extended = _Extended()
     files: list[Member] = []
     links: list[tuple[bytes, bytes]] = []
     while True:
@@ -74,18 +74,18 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         kind, length = checked
         name, begin = _name(header), position + BLOCK
         if kind not in _ABOUT_THE_NEXT:
-            name = name if said.name is None else said.name
-            length = length if said.length is None else said.length
+            name = name if extended.name is None else extended.name
+            length = length if extended.length is None else extended.length
         if kind in _WITHOUT_CONTENT:
             length = 0
         if begin + length > size:
             raise ValueError(f"it is cut off: {os.fsdecode(name)} ends {begin + length - size} bytes after its end")
         if kind == b"L":
-            said = said._replace(name=read(begin, length).rstrip(b"\0"))
+            extended = extended._replace(name=read(begin, length).rstrip(b"\0"))
         elif kind == b"K":
-            said = said._replace(target=read(begin, length).rstrip(b"\0"))
+            extended = extended._replace(target=read(begin, length).rstrip(b"\0"))
         elif kind == b"x":
-            said = _pax(read(begin, length), said)
+            extended = _pax(read(begin, length), extended)
         elif kind not in _ABOUT_THE_NEXT:
             if kind == b"S":
                 raise ValueError(_SPARSE)
@@ -93,10 +93,10 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
                 files.append(Member(name, begin, length))
                 yield files[-1]
             elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
-                target = header[157:257].partition(b"\0")[0] if said.target is None else said.target
+                target = header[157:257].partition(b"\0")[0] if extended.target is None else extended.target
                 folder = posixpath.dirname(name) if kind == _SYMBOLIC_LINK else b""
                 links.append((name, posixpath.normpath(posixpath.join(folder, target))))
-            said = _Said()
+            extended = _Extended()
         position = begin + -(-length // BLOCK) * BLOCK
 
 
@@ -135,7 +135,7 @@ def _name(header: bytes) -> bytes:
     return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
 
 
-def _pax(records: bytes, said: _Said) -> _Said:
+def _pax(records: bytes, extended: _Extended) -> _Extended:
     """Add the records `LENGTH KEY=VALUE` of a pax header to the fields of the next member."""
     position = 0
     while position < len(records):
@@ -145,12 +145,12 @@ def _pax(records: bytes, said: _Said) -> _Said:
         end = position + int(digits)
         key, _, value = records[position + len(digits) + 1 : end - 1].partition(b"=")
         if key == b"path":
-            said = said._replace(name=value)
+            extended = extended._replace(name=value)
         elif key == b"linkpath":
-            said = said._replace(target=value)
+            extended = extended._replace(target=value)
         elif key == b"size":
-            said = said._replace(length=int(value))
+            extended = extended._replace(length=int(value))
         elif key.startswith(b"GNU.sparse"):
             raise ValueError(_SPARSE)
         position = max(end, position + 1)
-    return said
+    return extended

@@ -26,7 +26,8 @@ from typing import ClassVar, Self
 
 from raydali.data.sources.file_parts import Read, read_ahead
 from raydali.data.sources.listing import FoundFile
-from raydali.data.sources.shards import Label, Member, Part, ShardIndex, Shards, shard_index
+from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import why_pointer
 from raydali.text import summarize
 

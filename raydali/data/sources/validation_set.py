@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,10 +21,8 @@ from raydali.text import plural, summarize
 DEFAULT_FRACTION = 0.1
 _KEY = b"raydali validation samples"  # to change it would move samples of runs that are resumed
 
-AnyLabeled = TypeVar("AnyLabeled", bound=LabeledSource)
 
-
-def split(source: AnyLabeled, fraction: float) -> tuple[AnyLabeled, AnyLabeled]:
+def split(source: LabeledSource, fraction: float) -> tuple[LabeledSource, LabeledSource]:
     """Return the training and the validation samples, both in the order of the source.
 
     Of each class, the sample with the lowest hash validates, and the one with the highest is trained on; with several

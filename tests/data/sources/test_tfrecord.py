@@ -15,7 +15,7 @@ from tensorboardX.record_writer import masked_crc32c as expected_crc32c
 from raydali.data.sources import tfrecord
 from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.shards import Part
+from raydali.data.sources.shard_index import Part
 from raydali.data.sources.tfrecord import TFRecords, as_record, masked_crc32c, names_tfrecords, records
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions

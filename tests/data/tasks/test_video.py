@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_video_loader
 from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.reading import Patience
+from raydali.data.sources.reading import Backoff
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.video import Clips, TrainClips, ValidationClips
@@ -218,7 +218,7 @@ def test_frames_that_do_not_decode_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_clip_that_fails_to_decode_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "pause", lambda *_: pytest.fail("waited for the storage"))
+    monkeypatch.setattr(Backoff, "pause", lambda *_: pytest.fail("waited for the storage"))
     path = write_video(tmp_path / "a" / "1.webm", moving(24), "vp9")
     write_video(tmp_path / "a" / "2.webm", moving(24), "vp9")
     source = VideoClips.scan(str(tmp_path), sequence_length=4)
