@@ -1,8 +1,7 @@
-"""TFRecord files by name, their framing, images and labels of their records, hostile files, the index and its cache."""
+"""TFRecord files by name, their framing, images and labels of their records, and hostile files."""
 
 import gzip
 import io
-import logging
 import os
 import zlib
 from pathlib import Path
@@ -15,7 +14,6 @@ from tensorboardX.record_writer import masked_crc32c as expected_crc32c
 from raydali.data.sources import tfrecord
 from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.shard_index import Part
 from raydali.data.sources.tfrecord import TFRecords, as_record, masked_crc32c, names_tfrecords, records
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
@@ -217,39 +215,6 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
         (tmp_path / "0.tfrecord").chmod(0)
         with pytest.raises(UsageError, match=r"0\.tfrecord: .*Permission denied"):
             TFRecords.scan(f"{tmp_path}/*.tfrecord")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The index and its cache
-
-
-def test_the_index_is_kept_until_a_file_changes(
-    tmp_path: Path, tar_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    read: list[str] = []
-    part = tfrecord._part
-
-    def counted(path: str, size: int, **options: bool) -> Part:
-        read.append(path)
-        return part(path, size, **options)
-
-    monkeypatch.setattr(tfrecord, "_part", counted)
-    for i, count in enumerate((5, 9, 0, 3)):
-        path = tmp_path / f"train-{i:05}-of-00004"
-        path.write_bytes(tfrecords((b"%d.%d" % (i, n), n) for n in range(count)))
-    first = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
-    assert len(first) == 17 and len(read) == 4
-    again = TFRecords.scan(f"{tmp_path}/train-{{00000..00003}}-of-00004")
-    assert len(read) == 4 and len([*tar_cache.with_name("tfrecord").iterdir()]) == 1
-    assert found(again) == found(first) and again.fingerprint == first.fingerprint
-    path.write_bytes(tfrecords((b"new", n) for n in range(4)))
-    changed = TFRecords.scan(f"{tmp_path}/train-*-of-00004")
-    assert len(changed) == 18 and len(read) == 8 and changed.fingerprint != first.fingerprint
-
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    assert found(TFRecords.scan(f"{tmp_path}/train-*-of-00004")) == found(changed)
-    assert mentions(caplog.text, "index cannot write")
 
 
 def test_images_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
