@@ -98,7 +98,7 @@ def main(options: Export) -> None:
     broken = dict[int, str]()
     images = images_for(model.network, source, run.pipeline, broken)
     proof = prove(model.network, format.opened(content), images)
-    if not proof.images:
+    if proof is None:
         raise none_read(f"{source.path(id)}: {why}" for id, why in broken.items())
     _print(proof, format.reader, len(broken))
     agreed = None
@@ -141,11 +141,11 @@ def _some(source: Any, images: int) -> Any:  # noqa: ANN401 (an index of any kin
 
 
 def _print(proof: "Proof", reader: str, broken: int) -> None:
-    sizes = " and ".join(map(str, sorted(proof.batch_sizes)))
+    sizes = " and ".join(map(str, proof.batch_sizes))
     print(f"{reader} and torch, on the same {plural(proof.images, 'image')} in batches of {sizes}:")
     answers = proof.same + proof.close + proof.different
     print(f"  same answer {proof.same:,} of {answers:,}, by rounding another {proof.close}, else {proof.different}")
-    differences = ", ".join(f"{name} {value:.2g}" for name, value in proof.largest.items())
+    differences = ", ".join(f"{name} {value:.2g}" for name, value in proof.largest_difference.items())
     print(f"  largest difference: {differences} (limit {proof.limit:.2g})")
     if broken:
         print(f"  left out {plural(broken, 'image')} that cannot be read")

@@ -104,7 +104,8 @@ class TrainedRun(FoundRun):
                 names = "sequence_length", "stride", "step"
                 config = replace(config, **{name: getattr(self.data.val, name) for name in names})
         several = task == "classification" and getattr(config, "multi_label", False)
-        module = import_module(f"raydali.inference.kinds.{'classification' if task == 'video' else task}")
+        place = {"video": "classification", "restoration": "kind"}.get(task, task)
+        module = import_module(f"raydali.inference.kinds.{place}")
         made: Kind = getattr(module, "MultiLabel" if several else task.capitalize())(self.job, config, self.pipeline)
         return made
 

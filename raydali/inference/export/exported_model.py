@@ -18,7 +18,7 @@ from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.inference.kinds.classification import Classification, MultiLabel
-from raydali.inference.kinds.restoration import Restoration
+from raydali.inference.kinds.kind import Restoration
 from raydali.inference.trained_run import TrainedRun
 from raydali.train.evaluation.restoration import in_8_bits
 from raydali.train.models.normalized import Normalized

@@ -8,7 +8,7 @@ are closer than that, the answers may differ: such images are counted as close.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -38,53 +38,40 @@ _BATCH, _BATCH_PIXELS = 8, 2**22
 """Images of one size that are compared at once, and their pixels."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Proof:
-    """How the answers of a file compare with those of the trained model.
-
-    An answer is the most probable class of an image; or for each label whether it is more likely than not; or a
-    restored image; or all outputs for an image.
+    """How the answers of a file compare with those of the trained model, see `Answer`. A label is an answer of its own.
 
     Attributes:
-        decisive: the outputs that the limit is for.
         images: number of images compared.
-        batch_sizes: numbers of images that were computed at once.
+        batch_sizes: numbers of images that were computed at once, in order.
         same, close, different: number of answers that are the same; that differ by rounding; and of the others.
-        largest: the largest difference of each output.
-        limit: the largest difference of the decisive outputs that is taken for rounding.
+        largest_difference: of each output.
+        limit: the largest difference of logits, levels or values that is taken for rounding.
+        holds: whether all answers are the same but for rounding.
         answers: those of the trained classifier, by id: a class, or (C,) whether the image has each label.
     """
 
-    decisive: tuple[str, ...]
-    images: int = 0
-    batch_sizes: set[int] = field(default_factory=set)
-    same: int = 0
-    close: int = 0
-    different: int = 0
-    largest: dict[str, float] = field(default_factory=dict)
-    limit: float = 0.0
-    answers: dict[int, NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def largest_decisive(self) -> float:
-        """The largest difference of the decisive outputs; NaN if one is NaN."""
-        return float(np.max([self.largest[name] for name in self.decisive]))
-
-    @property
-    def holds(self) -> bool:
-        """True if all answers are the same but for rounding."""
-        return self.different == 0 and self.largest_decisive <= self.limit  # which NaN is not
+    images: int
+    batch_sizes: list[int]
+    same: int
+    close: int
+    different: int
+    largest_difference: dict[str, float]
+    limit: float
+    holds: bool
+    answers: Mapping[int, NDArray[Any]]
 
     @property
     def figures(self) -> dict[str, Any]:
         """The figures for JSON."""
-        answers = {"same": self.same, "close": self.close, "different": self.different}
-        batches = {"images": self.images, "batch_sizes": sorted(self.batch_sizes)}
-        return batches | answers | {"largest_difference": self.largest, "limit": self.limit}
+        return {name: value for name, value in vars(self).items() if name not in ("holds", "answers")}
 
 
-def prove(network: ImageNetwork, file: Callable[[Images], Outputs], images: Iterable[tuple[int, Images]]) -> Proof:
-    """Compare the outputs of a network and of its file.
+def prove(
+    network: ImageNetwork, file: Callable[[Images], Outputs], images: Iterable[tuple[int, Images]]
+) -> Proof | None:
+    """Compare the outputs of a network and of its file; return None if there are no images.
 
     Args:
         network: on the CPU.
@@ -92,38 +79,49 @@ def prove(network: ImageNetwork, file: Callable[[Images], Outputs], images: Iter
         images: id and pixels (3, H, W) of each; not all of them in memory.
     """
     classifies, restores = network.answer in ("class", "labels"), network.answer == "image"
-    proof = Proof(("logits",) if classifies else network.outputs)
+    decisive = ("logits",) if classifies else network.outputs
+    largest = dict.fromkeys(network.outputs, 0.0)
     low, high = dict.fromkeys(network.outputs, np.inf), dict.fromkeys(network.outputs, -np.inf)
-    margins, of_images = list[float](), list[float]()
-    ours: dict[str, NDArray[Any]] = {}
+    batch_sizes, of_images, margins = set[int](), list[float](), list[float]()
+    known, same = dict[int, NDArray[Any]](), 0
     for ids, batch in _batches(images):
-        variants = [] if proof.images else [*_variants(batch[:1])][: 2 if network.answer == "values" else None]
+        variants = [] if of_images else [*_variants(batch[:1])][: 2 if network.answer == "values" else None]
         for some in [*variants, batch]:
             ours, theirs = _outputs(network, some), _outputs_of_file(network, file, some)
             differences = {name: np.abs(ours[name] - theirs[name]).reshape(len(some), -1).max(1) for name in ours}
             for name, each in differences.items():
-                proof.largest[name] = float(np.maximum(proof.largest.get(name, 0.0), each.max()))
+                largest[name] = float(np.maximum(largest[name], each.max()))  # NaN if one is NaN
                 low[name], high[name] = min(low[name], ours[name].min()), max(high[name], ours[name].max())
-            proof.batch_sizes.add(len(some))
-        proof.images += len(ids)
-        of_images += np.max([differences[name] for name in proof.decisive], 0).tolist()
+            batch_sizes.add(len(some))
+        of_images += np.max([differences[name] for name in decisive], 0).tolist()
         if classifies:
             answers, others = (_answers(network, each["logits"]) for each in (ours, theirs))
-            proof.answers.update(zip(ids, answers, strict=True))
+            known.update(zip(ids, answers, strict=True))
             margins += _margins(network, ours["logits"])[answers != others].tolist()
-            proof.same += int((answers == others).sum())
-    if not proof.images:
-        return proof
-    widest = max(float(high[name] - low[name]) for name in proof.decisive)
-    proof.limit = 1.0 if restores else SHARE_OF_RANGE * max(widest, 0) + ROUNDING
+            same += int((answers == others).sum())
+    if not of_images:
+        return None
+    most = float(np.max([largest[name] for name in decisive]))
+    widest = max(float(high[name] - low[name]) for name in decisive)
+    limit = 1.0 if restores else SHARE_OF_RANGE * max(widest, 0) + ROUNDING
     if classifies:
-        proof.close = sum(margin < proof.largest_decisive for margin in margins)
-        proof.different = len(margins) - proof.close
+        different = sum(not margin < most for margin in margins)
+        close = len(margins) - different
     else:  # restored images may differ by one level of 255
-        proof.same = sum(each <= (0 if restores else proof.limit) for each in of_images)
-        proof.different = sum(not each <= proof.limit for each in of_images)
-        proof.close = proof.images - proof.same - proof.different
-    return proof
+        same = sum(each <= (0 if restores else limit) for each in of_images)
+        different = sum(not each <= limit for each in of_images)
+        close = len(of_images) - same - different
+    return Proof(
+        images=len(of_images),
+        batch_sizes=sorted(batch_sizes),
+        same=same,
+        close=close,
+        different=different,
+        largest_difference=largest,
+        limit=limit,
+        holds=different == 0 and most <= limit,  # which NaN is not
+        answers=known,
+    )
 
 
 def _answers(network: ImageNetwork, logits: NDArray[Any]) -> NDArray[Any]:
@@ -230,7 +228,7 @@ def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, sev
     exact = replace(inference, precision="fp32")
     arrays = joined(workers.results(exact, exact.parts, options)).arrays
     evaluated = arrays["probabilities"] > THRESHOLD if several else arrays["best"][:, 0]
-    known: Mapping[int, Any] = proof.answers
+    known = proof.answers
     pairs = [(known[id], said) for id, said in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in known]
     same = np.array([mine == said for mine, said in pairs])
     return {"same": int(same.sum()), "answers": same.size} if same.size else None

@@ -1,4 +1,4 @@
-"""A kind of prediction: what a job's file does not say of its samples and outputs.
+"""Kinds of predictions, of which two need no classes: what a job's file does not say of its samples and outputs.
 
 open_labeled          other samples with their truth      evaluate --data
 open_unlabeled        samples without                     predict
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.formats import unlabeled_files
+from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks import classification
 from raydali.data.tasks.pipeline import Pipeline
@@ -24,7 +25,9 @@ from raydali.data.tasks.restoration import WholeImages
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.errors import UsageError
 from raydali.inference.labeled_data import unlabeled
+from raydali.inference.worst import worst_of
 from raydali.launch.job import Job
+from raydali.train.evaluation.restoration import per_image
 
 Arrays = dict[str, Any]
 """Outputs by name, NDArray or lists; "ids" are those of the samples, int64 (n,)."""
@@ -137,6 +140,29 @@ class Kind:
             return pa.table({"file": [name for name, _ in arrays["files"]]})
         columns = arrays["columns"]
         return pa.table({name: [value for each in columns for value in each[name]] for name in columns[0]})
+
+
+class Restoration(Kind):
+    """Restored images; the outputs are their figures against the targets."""
+
+    noun = "pair"
+    legend = "The inputs. Below each: its PSNR, that of the model's output, and the loss."
+
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> ImagePairs:
+        return ImagePairs.scan(data, self.config.inputs, self.config.targets)
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return "psnr", "ssim", "input_psnr" and "losses", each (n,)."""
+        return per_image(raw, batch["inputs"], batch["targets"])
+
+    def evaluation(self, arrays: Arrays, source: ImagePairs, classes: Sequence[str]) -> dict[str, Any]:
+        """Find the worst images."""
+
+        def words(place: int) -> tuple[str, str]:
+            return f"input {arrays['input_psnr'][place]:.1f} dB", f"output {arrays['psnr'][place]:.1f} dB"
+
+        worst = worst_of(arrays, -arrays["psnr"], source.inputs.path, words)
+        return {"metrics": {}, "classes": [], "worst": worst}
 
 
 def text_of(path: str) -> str:

@@ -32,13 +32,15 @@ def proof_of(change: Callable[[Outputs], Outputs], *, several: bool = False, tie
     def file(images: Images) -> Outputs:
         return change(tuple(each.numpy() for each in network(torch.from_numpy(images))))
 
-    return prove(network, file, enumerate(images))
+    proof = prove(network, file, enumerate(images))
+    assert proof is not None
+    return proof
 
 
 def test_an_equal_file_is_proved_in_batches_of_several_sizes() -> None:
     proof = proof_of(lambda outputs: outputs)
     assert proof.holds and (proof.images, proof.same, proof.close, proof.different) == (13, 13, 0, 0)
-    assert proof.batch_sizes == {1, 2, 3, 8} and proof.largest == {"logits": 0, "probabilities": 0}
+    assert proof.batch_sizes == [1, 2, 3, 8] and proof.largest_difference == {"logits": 0, "probabilities": 0}
     assert sorted(proof.answers) == [*range(13)]
 
 
@@ -46,7 +48,7 @@ def test_an_answer_that_rounding_tips_is_counted_as_close() -> None:
     """Image 7 has two equal logits."""
     proof = proof_of(lambda outputs: (outputs[0], outputs[1] + np.array([0, 1e-3], np.float32)), tie=True)
     assert proof.holds and (proof.same, proof.close, proof.different) == (12, 1, 0)
-    assert proof.largest["logits"] == pytest.approx(1e-3, rel=0.1)
+    assert proof.largest_difference["logits"] == pytest.approx(1e-3, rel=0.1)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -76,10 +78,11 @@ def test_restored_images_may_differ_by_one_level(level: int) -> None:
     network = restorer(nn.Threshold(0, 0.0))  # 1 and more stay
     images = [np.full((3, 4, 6), value, np.uint8) for value in (1, 7, 255)]
     proof = prove(network, lambda images: (np.full(images.shape, 255 - level, np.uint8),), enumerate(images))
+    assert proof is not None
     counts = [0, 0, 0]
     counts[level] = 3
     assert [proof.same, proof.close, proof.different] == counts and proof.holds == (level < 2)
-    assert proof.largest == {"restored": level}
+    assert proof.largest_difference == {"restored": level}
 
 
 COUNTS = (9, 10), (8, 11), (995, 1000)
