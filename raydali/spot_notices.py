@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Protocol
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -27,28 +26,14 @@ _log = logging.getLogger(__name__)
 _opener = build_opener(ProxyHandler({}))  # a metadata server is never behind a proxy
 
 
-class Metadata(Protocol):
-    """A machine's view of its cloud's metadata server.
-
-    Attributes:
-        pause: seconds between two calls of `deadline`.
-    """
-
-    pause: float
-
-    def deadline(self) -> float | None:
-        """Return when the machine is taken away, in seconds since 1970; None without a notice.
-
-        Raises:
-            Exception: the server does not answer, or not as documented.
-        """
-
-
 class Aws:
     """EC2, by version 2 of its metadata service: a notice comes two minutes before the end.
 
     Args:
         url: of the metadata server.
+
+    Attributes:
+        pause: seconds between two calls of `deadline`.
     """
 
     pause = POLL_SECONDS
@@ -57,7 +42,11 @@ class Aws:
         self._url = url
 
     def deadline(self) -> float | None:
-        """Query the service, see `Metadata`."""
+        """Return when the machine is taken away, in seconds since 1970; None without a notice.
+
+        Raises:
+            Exception: the server does not answer, or not as documented.
+        """
         ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
         token, _ = _request(Request(f"{self._url}/latest/api/token", method="PUT", headers=ttl))
         path = "/latest/meta-data/spot/instance-action"
@@ -84,7 +73,7 @@ class Gcp:
         self._etag = ""
 
     def deadline(self) -> float | None:
-        """See `Metadata`; every call but the first waits for a change, for at most `GCP_POLL_SECONDS`."""
+        """Return it as `Aws` does; every call but the first waits for a change, for at most `GCP_POLL_SECONDS`."""
         path = "/computeMetadata/v1/instance/preempted"
         if self._etag:
             path += f"?wait_for_change=true&timeout_sec={GCP_POLL_SECONDS}&last_etag={self._etag}"
@@ -96,7 +85,7 @@ class Gcp:
         return time.time() + GCP_NOTICE_SECONDS
 
 
-CLOUDS: dict[str, Callable[..., Metadata]] = {"aws": Aws, "gcp": Gcp}
+CLOUDS: dict[str, type[Aws] | type[Gcp]] = {"aws": Aws, "gcp": Gcp}
 
 
 def _request(request: Request, seconds: float = REQUEST_SECONDS) -> tuple[str, str]:
@@ -105,7 +94,7 @@ def _request(request: Request, seconds: float = REQUEST_SECONDS) -> tuple[str, s
         return reply.read().decode(), reply.headers.get("ETag", "")
 
 
-def watch(metadata: Metadata, alive: Callable[[], bool], drain: Callable[[float], None]) -> None:
+def watch(metadata: Aws | Gcp, alive: Callable[[], bool], drain: Callable[[float], None]) -> None:
     """Poll until the node is draining, or gone. Errors are logged, and the next poll comes as usual.
 
     Args:
