@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,6 +18,7 @@ import tyro
 
 from raydali.errors import UsageError
 from raydali.host.cpu_times import usable_cores
+from raydali.host.facts import version
 from raydali.text import plural
 
 Options = TypeVar("Options")
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": gpu_names(),
         "python": platform.python_version(),
-        **{name: _version(package) for name, package in VERSIONS.items()},
+        **{name: version(package) or None for name, package in VERSIONS.items()},
     }
 
 
@@ -65,13 +65,6 @@ def gpu_names() -> list[str]:
         cuda.cuDeviceGetName(name, len(name), device)
         names.append(name.value.decode())
     return names
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def require_writable(option: str, path: str | None) -> None:

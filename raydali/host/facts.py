@@ -34,7 +34,8 @@ class Host:
     Attributes:
         driver: version of NVIDIA's driver; empty if there is none.
         gpus: the GPUs that the driver reports.
-        nvjpeg, nvdec: the error of loading the library; empty if it loads.
+        nvjpeg, nvdec: the error of loading the library, without which DALI decodes no JPEGs or videos on GPUs; empty if
+            it loads.
         cuda: the version of CUDA that torch was built for, for example 13.2; DALI may use another one.
         shared_memory: size of /dev/shm in bytes.
         open_files: the hard limit of open files per process; Ray raises the soft limit to it.
@@ -65,8 +66,8 @@ def this_host() -> Host:
         name=socket.gethostname(),
         driver=driver,
         gpus=gpus,
-        nvjpeg=why_no_nvjpeg(),
-        nvdec=why_no_nvdec(),
+        nvjpeg=_nvjpeg_error(),
+        nvdec=_loading_error(NVDEC),
         cuda=_cuda_of_torch(),
         shared_memory=_shared_memory(),
         open_files=2**31 if open_files == resource.RLIM_INFINITY else open_files,
@@ -76,22 +77,16 @@ def this_host() -> Host:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of PACKAGES without importing them; empty if a package is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
-def why_no_nvjpeg() -> str:
-    """Return why DALI cannot decode JPEGs on GPUs here: the error of loading nvJPEG; empty if it loads."""
+def _nvjpeg_error() -> str:
     try:
         files = importlib.metadata.files("nvidia-nvjpeg-cu12") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     places = [str(file.locate()) for file in files if file.name == NVJPEG]
     return _loading_error(*places, NVJPEG)
-
-
-def why_no_nvdec() -> str:
-    """Return why DALI cannot decode videos on GPUs here: the error of loading NVDEC; empty if it loads."""
-    return _loading_error(NVDEC)
 
 
 def _loading_error(*libraries: str) -> str:
@@ -147,7 +142,8 @@ def _shared_memory() -> int:
     return size.f_blocks * size.f_frsize
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -40,11 +40,16 @@ def create(path: Path, contents: bytes) -> None:
 def append(path: Path, contents: bytes) -> None:
     """Append to a file, or create it. If this fails, the file keeps its length."""
     # Unbuffered: after an error, closing a buffered file would write again.
-    with path.open("ab", buffering=0) as stream, _restored(stream.fileno()):
-        rest = memoryview(contents)
-        while rest:
-            rest = rest[stream.write(rest) :]
-        os.fsync(stream.fileno())
+    with path.open("ab", buffering=0) as stream:
+        length, rest = os.fstat(stream.fileno()).st_size, memoryview(contents)
+        try:
+            while rest:
+                rest = rest[stream.write(rest) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(stream.fileno(), length)
+            raise
 
 
 def ends_with_newline(path: Path) -> bool:
@@ -110,15 +115,3 @@ def _sync_folder(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _restored(descriptor: int) -> Iterator[None]:
-    """Restore the length of an open file if appending to it fails."""
-    length = os.fstat(descriptor).st_size
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(descriptor, length)
-        raise

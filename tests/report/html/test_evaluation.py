@@ -13,7 +13,7 @@ from raydali.report.html.live import PAUSE_SECONDS, LiveReport
 from raydali.report.html.page import run_page
 from raydali.run.folder import EVALUATION, WORST, RunFolder
 from tests.support.evaluations import found
-from tests.support.report_pages import history, text, tree
+from tests.support.report_pages import history, text
 from tests.support.report_runs import record, write
 
 
@@ -79,16 +79,6 @@ FOREIGN = [
 def test_a_foreign_file_costs_the_section_alone(content: bytes) -> None:
     said = text(page(content, b"no picture"))
     assert "evaluation.json cannot be read." in said and "1 of 10 epochs" in said
-
-
-def test_names_are_no_markup() -> None:
-    odd = '<script>alert("1")</script>'
-    of_class = found(3)["classes"][0] | {"class": odd}
-    shown = page(encoded(classes=[of_class, *found(3)["classes"][1:]], data=odd, broken=[{"path": odd, "reason": odd}]))
-    assert text(shown).count(odd) == 6
-    assert [tag for tag, _ in tree(shown).tags].count("script") == [tag for tag, _ in tree(page(None)).tags].count(
-        "script"
-    )
 
 
 def test_the_page_of_a_run_has_the_newest(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from raydali.report.html.page import SAMPLES_BYTES, metric_groups, run_page
 from raydali.report.html.text import seconds, shown
 from raydali.run.folder import RunFolder
 from tests.support.clocks import least_cpu_seconds
+from tests.support.evaluations import found
 from tests.support.messages import mentions
 from tests.support.report_pages import charts, history, text, tree
 from tests.support.report_runs import event, record, start, write
@@ -126,13 +127,16 @@ def test_names_cannot_break_out() -> None:
         **{"epochs": 1, evil: evil},
     )
     made.name = made.folder = evil
+    classes = [each | {"class": evil} for each in found(3)["classes"]]
+    of_model = found(3) | {"classes": classes, "data": evil, "broken": [{"path": evil, "reason": evil}]}
+    made.files["evaluation.json"] = json.dumps(of_model).encode()
     other = history([record(0)], [start(1)])
     for page in (run_page(made), compare_page([made, other])):
-        found = tree(page)
-        assert "alert(1)" in "".join(found.texts)
-        assert all(attributes.get("src", "data:").startswith("data:") for _, attributes in found.tags)  # type: ignore[union-attr]
-        assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
-        scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+        parsed = tree(page)
+        assert "alert(1)" in "".join(parsed.texts)
+        assert all(attributes.get("src", "data:").startswith("data:") for _, attributes in parsed.tags)  # type: ignore[union-attr]
+        assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
+        scripts = [attributes for tag, attributes in parsed.tags if tag == "script"]
         assert all(attributes == {"type": "application/json"} for attributes in scripts[:-1]) and not scripts[-1]
 
 
@@ -180,8 +184,8 @@ def test_samples_are_embedded(side: int, kind: str) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)).save(png, "PNG")
     made.files["samples.png"] = png.getvalue()
     page = run_page(made).decode()
-    (found,) = re.findall(r'alt="samples.png: [^"]*" src="data:image/(\w+);base64,([^"]+)"', page)
-    assert found[0] == kind and len(base64.b64decode(found[1])) <= SAMPLES_BYTES
+    (picture,) = re.findall(r'alt="samples.png: [^"]*" src="data:image/(\w+);base64,([^"]+)"', page)
+    assert picture[0] == kind and len(base64.b64decode(picture[1])) <= SAMPLES_BYTES
     made.files["samples.png"] = b"no picture"
     assert "samples.png cannot be read" in text(run_page(made))
 
