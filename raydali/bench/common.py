@@ -1,20 +1,16 @@
 """The options, checks, rows, tables and JSON files that all benchmarks share."""
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from raydali.bench.processes import MeasurementError
 from raydali.errors import CommandError, UsageError
 from raydali.extras import require_dali
 from raydali.output import JsonFile, devices, gpu_names, machine, require_writable, show, write_json
-from raydali.text import error_line, number
+from raydali.text import number
 
 Row = dict[str, Any]
 _Task = TypeVar("_Task")
-MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
-"""Default number of synthetic images to train on."""
 OF_DALI = ("raydali", "dali", "native", "reader")
 """Loaders that need NVIDIA DALI."""
 
@@ -36,19 +32,6 @@ class BenchOptions:
     repeats: int = 3
     """Number of measurements; the median is reported, with the lowest and the highest."""
     json: JsonFile = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(BenchOptions):
-    """Options of the benchmarks that train."""
-
-    make: int | None = None
-    """Without --data: number of synthetic images, 130 KB each, in a temporary folder. Default: 16384, or 512 for the
-    CPU."""
-    steps: int = 60
-    """Steps of each measured segment."""
-    timeout: float = 300.0
-    """Maximum seconds per row, start-up and compilation included."""
 
 
 def names(listed: str) -> list[str]:
@@ -129,74 +112,10 @@ def check_samples(options: BenchOptions, count: int, batches: int, on: str, unit
         )
 
 
-def check_classifier(model: str) -> None:
-    """Check the name of a model; imports torchvision, which takes seconds, only for uncommon ones.
-
-    Raises:
-        UsageError: there is no such model.
-    """
-    if model not in ("resnet50", "resnet18", "digits"):
-        from raydali.train.models.classification import check_model
-
-        check_model(model)
-
-
-def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -> dict[str, Any]:
-    """Complete the options by the number of images: "make" (null with --data) and "images".
-
-    Raises:
-        UsageError: the data is missing, or has too few images for a batch of each GPU or process.
-    """
-    from raydali.data.sources.labeled import LabeledFiles
-
-    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
-    images = len(LabeledFiles.scan(options.data)) if options.data is not None else make
-    check_samples(options, images, max(gpus, processes), devices(gpus))
-    return asdict(options) | {"make": None if options.data else make, "images": images}
-
-
 def task_of(kind: type[_Task], options: Any, **others: Any) -> _Task:
     """Make a dataclass from `others` and from the options with the names of its other fields."""
     shared = {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}  # type: ignore[arg-type]
     return kind(**shared | others)
-
-
-def measure_rows(
-    rows: Iterable[Row],
-    measure: Callable[[Row], Any],
-    metrics: Mapping[str, Callable[[Any], Any]],
-    name: Callable[[Row], str],
-    finish: Callable[[list[Row]], Any],
-) -> None:
-    """Measure one row after the other, print the rate of each, and finish with those that were measured.
-
-    Args:
-        rows: what to measure. A row gets "error" and its metrics.
-        measure: measures a row. If it raises MeasurementError, the row has this error, and its metrics are null.
-        metrics: functions of what `measure` returned; the first one is the rate in images per second that is printed.
-        name: returns the name of a row.
-        finish: shows and writes the rows; called after an interruption too.
-
-    Raises:
-        CommandError: a row could not be measured.
-    """
-    done: list[Row] = []
-    try:
-        for row in rows:
-            print(f"{name(row)} ...", file=sys.stderr, flush=True)
-            try:
-                measured = measure(row)
-                row |= {"error": None} | {name: metric(measured) for name, metric in metrics.items()}
-                outcome = f"{number(row[next(iter(metrics))])} images/s"
-            except MeasurementError as error:
-                row |= {"error": str(error)} | dict.fromkeys(metrics)
-                outcome = f"failed: {error_line(error)}"
-            print(f"{name(row)}: {outcome}", flush=True)
-            done.append(row)
-    finally:
-        if done:
-            finish(done)
-    require_measured(done, name)
 
 
 def require_measured(rows: Iterable[Row], name: Callable[[Row], str]) -> None:

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raydali.bench import common, synthetic
-from raydali.bench.common import TrainingOptions, cell, ratio, spread
+from raydali.bench import common
+from raydali.bench.common import Row, cell, ratio, spread
+from raydali.bench.train import TrainingOptions, check_classifier, measure_rows, training_settings
 from raydali.errors import UsageError
 from raydali.output import devices, gpu_names
 
@@ -79,32 +80,17 @@ def main(options: StrategiesBench) -> dict[str, Any]:
     """
     rows = _rows(options)
     gpus = max(row["gpus"] for row in rows)
-    settings = common.training_settings(options, gpus, max(row["processes"] for row in rows)) | {"gpus": gpus}
-    result = common.result_of("bench strategies", settings, [])
-
-    def finish(measured: list[dict[str, Any]]) -> None:
-        result["rows"] = [row | {"to_one": to_one(row, measured)} for row in measured]
-        title = (
-            f"{options.model}, {settings['images']:,} images to {options.image_size} x {options.image_size} pixels, "
-            f"batches of {options.batch_size} per GPU, {options.threads} threads or {options.workers} workers per GPU"
-        )
-        common.present(result, options, title, COLUMNS)
-
-    write = partial(synthetic.write_images, count=settings["make"])
-    with synthetic.folder_or(options.data, write) as root:
-        common.measure_rows(rows, partial(_measured, options, root), METRICS, _name, finish)
+    settings = training_settings(options, gpus, max(row["processes"] for row in rows)) | {"gpus": gpus}
+    title = (
+        f"{options.model}, {settings['images']:,} images to {options.image_size} x {options.image_size} pixels, "
+        f"batches of {options.batch_size} per GPU, {options.threads} threads or {options.workers} workers per GPU"
+    )
+    result = common.result_of("bench strategies", settings, rows)
+    measure_rows(result, options, partial(_task, options), METRICS, title, COLUMNS, to_one)
     return result
 
 
-def _measured(options: StrategiesBench, root: str, row: dict[str, Any]) -> Any:
-    from raydali.bench.processes import run_ranks
-    from raydali.bench.train_rank import measure
-
-    task = task_of_row(options, root, row)
-    return run_ranks(measure, task, task.world_size, timeout=options.timeout)[0]
-
-
-def task_of_row(options: StrategiesBench, root: str, row: dict[str, Any]) -> "TrainTask":
+def _task(options: StrategiesBench, root: str, row: Row) -> "TrainTask":
     """Return the task of a row's processes. DataParallel's one loader makes the batches of all GPUs."""
     from raydali.bench.train_rank import TrainTask
 
@@ -139,7 +125,7 @@ def _rows(options: StrategiesBench) -> list[dict[str, Any]]:
     """List the rows to measure, without metrics; a message names the strategies that need more GPUs."""
     common.check(options, loaders=LOADERS, strategies=STRATEGIES, precisions=PRECISIONS)
     strategies, precisions = common.names(options.strategies), common.names(options.precisions)
-    common.check_classifier(options.model)
+    check_classifier(options.model)
     gpus = len(gpu_names()) if options.gpus is None else common.gpu_counts(str(options.gpus))[0]
     possible = STRATEGIES if gpus > 1 else ON_CPU if not gpus else ("one",)
     left_out = [STRATEGIES[each] for each in strategies if each not in possible]
@@ -170,12 +156,12 @@ def strategy_name(row: dict[str, Any]) -> str:
     return STRATEGIES[row["strategy"]] + (f", {devices(row['gpus'])}" if row["gpus"] > 1 else "")
 
 
-def to_one(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> float | None:
-    """Return the ratio of a row's rate to strategy one's with the same precision and loader; None if not measured."""
+def to_one(row: Row, rows: Iterable[Row]) -> Row:
+    """Return {"to_one": the ratio of a row's rate to strategy one's with the same precision and loader, or None}."""
     same = ("one", row["precision"], row["loader"])
     ones = (each for each in rows if (each["strategy"], each["precision"], each["loader"]) == same)
     one = next(ones, {"images_per_second": None})
-    return ratio(row["images_per_second"], one["images_per_second"])
+    return {"to_one": ratio(row["images_per_second"], one["images_per_second"])}
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -8,18 +8,39 @@ training, alternating with it; the result is the ratio of the two. Ray is not ne
 """
 
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench import common, synthetic
-from raydali.bench.common import TrainingOptions, cell, spread
+from raydali.bench.common import BenchOptions, Row, cell, spread
+from raydali.bench.processes import MeasurementError
 from raydali.data.augment.augmentation import Augmentation
 from raydali.errors import UsageError
 from raydali.output import devices
+from raydali.text import error_line, number
 
+if TYPE_CHECKING:
+    from raydali.bench.train_rank import TrainTask
+
+MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
+"""Default number of synthetic images to train on."""
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(BenchOptions):
+    """Options of the benchmarks that train."""
+
+    make: int | None = None
+    """Without --data: number of synthetic images, 130 KB each, in a temporary folder. Default: 16384, or 512 for the
+    CPU."""
+    steps: int = 60
+    """Steps of each measured segment."""
+    timeout: float = 300.0
+    """Maximum seconds per row, start-up and compilation included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,33 +90,25 @@ def main(options: TrainBench) -> dict[str, Any]:
     if not models:
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in models:
-        common.check_classifier(model)
+        check_classifier(model)
     counts = common.gpu_counts(options.gpus)
-    settings = common.training_settings(options, max(counts))
+    settings = training_settings(options, max(counts))
     rows = [
         {"model": model, "loader": loader, "gpus": gpus} for gpus in counts for model in models for loader in loaders
     ]
-    result = common.result_of("bench train", settings, [])
-
-    def finish(measured: list[dict[str, Any]]) -> None:
-        result["rows"] = [row | against_one_gpu(row, measured) for row in measured]
-        title = (
-            f"{settings['images']:,} images to {options.image_size} x {options.image_size} pixels, batches of "
-            f"{options.batch_size}, {options.precision}, {options.threads} threads; images/s"
-        )
-        common.present(result, options, title, COLUMNS)
-
-    write = partial(synthetic.write_images, count=settings["make"])
-    with synthetic.folder_or(options.data, write) as root:
-        common.measure_rows(rows, partial(_measured, options, root), METRICS, _name, finish)
+    title = (
+        f"{settings['images']:,} images to {options.image_size} x {options.image_size} pixels, batches of "
+        f"{options.batch_size}, {options.precision}, {options.threads} threads; images/s"
+    )
+    result = common.result_of("bench train", settings, rows)
+    measure_rows(result, options, partial(_task, options), METRICS, title, COLUMNS, against_one_gpu)
     return result
 
 
-def _measured(options: TrainBench, root: str, row: dict[str, Any]) -> Any:
-    from raydali.bench.processes import run_ranks
-    from raydali.bench.train_rank import TrainTask, measure
+def _task(options: TrainBench, root: str, row: Row) -> "TrainTask":
+    from raydali.bench.train_rank import TrainTask
 
-    task = common.task_of(
+    return common.task_of(
         TrainTask,
         options,
         model=row["model"],
@@ -108,7 +121,6 @@ def _measured(options: TrainBench, root: str, row: dict[str, Any]) -> Any:
         world_size=max(1, row["gpus"]),
         rounds=options.repeats,
     )
-    return run_ranks(measure, task, task.world_size, timeout=options.timeout)[0]
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -167,3 +179,81 @@ def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict
         "scaling": row["real_images_per_second"] / one["real_images_per_second"],
         "communication": 1 - together,
     }
+
+
+# Shared with `raydali bench strategies`.
+
+
+def check_classifier(model: str) -> None:
+    """Check the name of a model; imports torchvision, which takes seconds, only for uncommon ones.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if model not in ("resnet50", "resnet18", "digits"):
+        from raydali.train.models.classification import check_model
+
+        check_model(model)
+
+
+def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -> dict[str, Any]:
+    """Complete the options by the number of images: "make" (null with --data) and "images".
+
+    Raises:
+        UsageError: the data is missing, or has too few images for a batch of each GPU or process.
+    """
+    from raydali.data.sources.labeled import LabeledFiles
+
+    make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
+    images = len(LabeledFiles.scan(options.data)) if options.data is not None else make
+    common.check_samples(options, images, max(gpus, processes), devices(gpus))
+    return asdict(options) | {"make": None if options.data else make, "images": images}
+
+
+def measure_rows(
+    result: dict[str, Any],
+    options: TrainingOptions,
+    task: Callable[[str, Row], "TrainTask"],
+    metrics: Mapping[str, Callable[[Any], Any]],
+    title: str,
+    columns: Mapping[str, Callable[[Row], str]],
+    compare: Callable[[Row, list[Row]], Row],
+) -> None:
+    """Measure the rows of a result one after the other, show and write those that were, also after an interruption.
+
+    Args:
+        result: its rows get "error", the metrics, and what `compare` returns.
+        options: the data, the timeout and --json.
+        task: returns the task of a row's processes, for a folder of images.
+        metrics: functions of what `measure` returned; the first one is the rate in images per second that is printed.
+        title: of the table.
+        columns: of the table; the first one is the name of a row.
+        compare: compares a row with all of them.
+
+    Raises:
+        CommandError: a row could not be measured. Its metrics are null.
+    """
+    from raydali.bench.processes import run_ranks
+    from raydali.bench.train_rank import measure
+
+    name, done = next(iter(columns.values())), list[Row]()
+    write = partial(synthetic.write_images, count=result["settings"]["make"])
+    try:
+        with synthetic.folder_or(options.data, write) as root:
+            for row in result["rows"]:
+                print(f"{name(row)} ...", file=sys.stderr, flush=True)
+                wanted = task(root, row)
+                try:
+                    measured = run_ranks(measure, wanted, wanted.world_size, timeout=options.timeout)[0]
+                    row |= {"error": None} | {key: metric(measured) for key, metric in metrics.items()}
+                    outcome = f"{number(row[next(iter(metrics))])} images/s"
+                except MeasurementError as error:
+                    row |= {"error": str(error)} | dict.fromkeys(metrics)
+                    outcome = f"failed: {error_line(error)}"
+                print(f"{name(row)}: {outcome}", flush=True)
+                done.append(row)
+    finally:
+        result["rows"] = [row | compare(row, done) for row in done]
+        if done:
+            common.present(result, options, title, columns)
+    common.require_measured(done, name)

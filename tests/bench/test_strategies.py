@@ -153,11 +153,14 @@ def test_against_one() -> None:
         return {"strategy": strategy, "precision": "fp32", "loader": loader, "images_per_second": rate}
 
     rows = [row("one", 100), row("one", 50, "torch"), row("one", None, "other")]
-    assert to_one(row("ddp", 350), rows) == 3.5
-    assert to_one(row("ddp", 350, "torch"), rows) == 7
-    assert to_one(row("ddp", 350, "other"), rows) is None
-    assert to_one(row("ddp", None), rows) is None
-    assert to_one(row("ddp", 350), []) is None
+    for each, rows_, expected in (
+        (row("ddp", 350), rows, 3.5),
+        (row("ddp", 350, "torch"), rows, 7),
+        (row("ddp", 350, "other"), rows, None),
+        (row("ddp", None), rows, None),
+        (row("ddp", 350), [], None),
+    ):
+        assert to_one(each, rows_) == {"to_one": expected}
 
 
 def test_names() -> None:
