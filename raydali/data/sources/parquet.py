@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
+from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.files import digest
-from raydali.data.sources.listing import FoundFile, entries_or_none
-from raydali.data.sources.row_groups import KEPT_BYTES, FileForArrow, image_leaf, read_image
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.listing import entries_or_none, find_files
+from raydali.data.sources.row_groups import KEPT_BYTES, image_leaf, open_parquet, read_image
+from raydali.data.sources.shard_index import Label, Member, Part, shard_index
 from raydali.data.sources.shards import Shards
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
@@ -62,7 +63,7 @@ class Parquet(Shards):
         label_column: str | None = None,
         labeled: bool = True,
     ) -> Self:
-        """Index the images of some files, see `Shards.of_pattern`; only footers and labels are read.
+        """Index the images of some files, see `Shards.of_index`; only footers and labels are read.
 
         If Hugging Face's metadata name the labels, classes are these names, in their order.
 
@@ -75,11 +76,23 @@ class Parquet(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: see `Shards.of_pattern` and `parquet_index`.
+            UsageError: files that are missing, cut off or no Parquet files, that lack a column, have another type in it
+                or other names; rows without a label; no rows. Names the first of them. A label is not among the
+                classes.
         """
-        image = image_column or IMAGE
-        index = partial(parquet_index, image=image, label=(label_column or LABEL) if labeled else None)
-        found = replace(cls.of_pattern(data, data, classes, index), column=image)
+        root, files = find_files(data)
+        first = f"{root}/{files[0].name}"
+        try:
+            schema = _opened(first, files[0].size).schema_arrow
+            columns = _columns(schema, image_column or IMAGE, (label_column or LABEL) if labeled else None)
+        except (OSError, ValueError) as error:
+            reason = storage.reason(error) if isinstance(error, OSError) else error
+            raise UsageError(f"{first} cannot be indexed: {reason}") from error
+        of_columns = digest(*map(os.fsencode, (columns.image, columns.label or "", *columns.names)))
+        index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
+        if columns.names:
+            index = index.with_labels(np.array(index.names_of_labels, np.int64)[index.labels], columns.names)
+        found = replace(cls.of_index(data, root, files, index, classes), column=columns.image)
         return found._with_whole_groups_first() if labeled else found
 
     def drop(self, ids: Iterable[int]) -> Self:
@@ -171,45 +184,14 @@ class Columns(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-def parquet_index(root: str, files: Sequence[FoundFile], image: str, label: str | None) -> ShardIndex:
-    """Index the rows of these files, see `shard_index`. The name of a row is its number in its file, from 0.
-
-    An offset is the row group of an image in its file, above `ROW_BITS`, and its row in there. A length is the mean of
-    the images of the row group. If the files name their labels, the names are in the files' order.
-
-    Args:
-        root: absolute, or an `s3://` or `gs://` URI.
-        files: below it.
-        image: the column of the images.
-        label: the column of the labels; None: all are 0.
-
-    Raises:
-        UsageError: files that are cut off or no Parquet files, that lack a column, have another type in it or other
-            names; rows without a label; no rows. Names the first of them.
-    """
-    first = f"{root}/{files[0].name}"
-    try:
-        columns = _columns(_opened(first, files[0].size).schema_arrow, image, label)
-    except (OSError, ValueError) as error:
-        reason = storage.reason(error) if isinstance(error, OSError) else error
-        raise UsageError(f"{first} cannot be indexed: {reason}") from error
-    of_columns = digest(*map(os.fsencode, (image, label or "", *columns.names)))
-    index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
-    if not columns.names:
-        return index
-    numbers = np.array(index.names_of_labels, np.int64)
-    return index.with_labels(numbers[index.labels], columns.names)
-
-
 def _opened(path: str, size: int) -> "ParquetFile":
     """Open a file to read its footer and its labels. Raises ValueError if it is no Parquet file."""
     import pyarrow
-    from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(FileForArrow(path, size), pre_buffer="://" in path)
+        return open_parquet(path, size)
     except pyarrow.ArrowInvalid as error:
-        head = FileForArrow(path, size).read(64)
+        head = read_part(path, size, 0, min(64, size))
         raise ValueError(storage.why_pointer(head) or "no Parquet file, or cut off: write it again") from error
 
 

@@ -19,7 +19,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.file_parts import read_part
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 KEPT_BYTES = 1 << 30
 """Limit of the decoded row groups that a process keeps."""
@@ -133,13 +133,17 @@ def image_leaf(footer: "FileMetaData", column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path in leaves)
 
 
-def _decoded(path: str, size: int, column: str, group: int) -> Images:
+def open_parquet(path: str, size: int, footer: "FileMetaData | None" = None) -> "ParquetFile":
+    """Open a file to index it, or to read row groups if the footer is known. Raises StoreError, or ArrowInvalid."""
     from pyarrow.parquet import ParquetFile
 
+    return ParquetFile(_File(path, size), metadata=footer, pre_buffer=footer is None and "://" in path)
+
+
+def _decoded(path: str, size: int, column: str, group: int) -> Images:
     footer = _footer(path, size)
-    file = ParquetFile(FileForArrow(path, size), metadata=footer, pre_buffer=False)
     leaf = footer.schema.column(image_leaf(footer, column)).path
-    images = file.read_row_group(group, [leaf], use_threads=False).column(0)
+    images = open_parquet(path, size, footer).read_row_group(group, [leaf], use_threads=False).column(0)
     return images if leaf == column else images.flatten()[0]
 
 
@@ -147,34 +151,29 @@ def _decoded(path: str, size: int, column: str, group: int) -> Images:
 def _footer(path: str, size: int) -> "FileMetaData":
     from pyarrow.parquet import read_metadata
 
-    return read_metadata(FileForArrow(path, size))
+    return read_metadata(_File(path, size))
 
 
-class FileForArrow(RawIOBase):
+class _File(RawIOBase):
     """A file as Arrow reads it, whose errors are those of shards: an error of Arrow's own is about its content."""
 
     def __init__(self, path: str, size: int) -> None:
         self._path, self._size, self._at = path, size, 0
 
     def readable(self) -> bool:
-        """True, as Arrow asks."""
         return True
 
     def seekable(self) -> bool:
-        """True, as Arrow asks."""
         return True
 
     def tell(self) -> int:
-        """The position of the next byte that is read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        """Read bytes from the position on. Raises StoreError, which names the file."""
         length = self._size - self._at if length < 0 else min(length, self._size - self._at)
         try:
             content = read_part(self._path, self._size, self._at, length)

@@ -9,7 +9,7 @@ A shard must not change while it is in use: one whose size differs from the inde
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -21,7 +21,7 @@ from raydali.data.sources import storage
 from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.file_rules import describe_skipped
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
-from raydali.data.sources.listing import FoundFile, find_files
+from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
 from raydali.errors import UsageError
@@ -67,29 +67,24 @@ class Shards:
     """Values at which numeric labels may begin."""
 
     @classmethod
-    def of_pattern(
-        cls,
-        data: str,
-        pattern: str,
-        classes: Sequence[str] | None,
-        index_of: Callable[[str, Sequence[FoundFile]], ShardIndex],
+    def of_index(
+        cls, data: str, root: str, shards: Sequence[FoundFile], index: ShardIndex, classes: Sequence[str] | None
     ) -> Self:
-        """Index the images in the shards of a pattern.
+        """Make a source of the images in an index.
 
         Classes are the labels that occur, sorted: numbers by value, and names as class folders are. Warns if
         numeric labels are not contiguous from one of `first_labels`, because class indices then differ from them.
 
         Args:
             data: the name of the data in messages.
-            pattern: see `find_files`.
+            root: of the shards, absolute, or an `s3://` or `gs://` URI.
+            shards: those of the index, below the root.
+            index: see `shard_index`.
             classes: the allowed labels in order, for validation those of the training set. Default: any.
-            index_of: takes the root of the shards and the shards.
 
         Raises:
-            UsageError: shards are missing, cannot be read or hold no samples. A label is not among the classes.
+            UsageError: a label is not among the classes.
         """
-        root, shards = find_files(pattern)
-        index = index_of(root, shards)
         skipped: dict[str, int] = json.loads(index.skipped.tobytes())
         if skipped:
             _log.warning("%s: %s", data, describe_skipped(skipped))

@@ -32,7 +32,7 @@ from raydali.data.sources import file_rules
 from raydali.data.sources.file_parts import read_ahead
 from raydali.data.sources.file_rules import LEFT, kind_of
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
-from raydali.data.sources.listing import FoundFile, entries_or_none
+from raydali.data.sources.listing import entries_or_none, find_files
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.tar_headers import members
@@ -44,25 +44,6 @@ _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", 
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
 _LEFT_FOLDER = re.compile(file_rules.LEFT_BEHIND.encode(), re.IGNORECASE)
-
-
-def tar_index(root: str, shards: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
-    """Index the samples of these shards, see `shard_index`.
-
-    Args:
-        root: absolute, or an `s3://` or `gs://` URI.
-        shards: below it.
-        labeled: False: labels are not read, and all are 0.
-
-    Raises:
-        UsageError: broken shards; samples without a label, with an invalid one, or with several images; numbers as
-            well as names for labels; no images. Names the first of them. Trees of several splits.
-    """
-    newest = file_rules.are_newest()  # here, since other threads have a context of their own
-    kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
-    read = partial(_part, labeled=labeled, newest=newest)
-    index = shard_index(root, shards, read, kind=kind, needed=", ".join(IMAGE_EXTENSIONS))
-    return _in_split(f"{root}/{shards[0].name}", index) if labeled and newest else index
 
 
 def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
@@ -183,7 +164,7 @@ class TarShards(Shards):
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
-        """Index the images of some shards, see `Shards.of_pattern`.
+        """Index the images of some shards, see `Shards.of_index`.
 
         Args:
             data: a folder of *.tar, or a pattern such as `shard-{000000..000146}.tar`, `{a,b}-0.tar` or `shard-*.tar`,
@@ -192,10 +173,18 @@ class TarShards(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: see `Shards.of_pattern` and `tar_index`.
+            UsageError: shards that are missing or broken; samples without a label, with an invalid one, or with several
+                images; numbers as well as names for labels; no images. Names the first of them. Trees of several
+                splits. A label is not among the classes.
         """
-        pattern = data if names_shards(data) else f"{data.rstrip('/')}/*.tar"
-        return cls.of_pattern(data, pattern, classes, partial(tar_index, labeled=labeled))
+        root, shards = find_files(data if names_shards(data) else f"{data.rstrip('/')}/*.tar")
+        newest = file_rules.are_newest()  # here, since other threads have a context of their own
+        kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
+        read = partial(_part, labeled=labeled, newest=newest)
+        index = shard_index(root, shards, read, kind=kind, needed=", ".join(IMAGE_EXTENSIONS))
+        if labeled and newest:
+            index = _in_split(f"{root}/{shards[0].name}", index)
+        return cls.of_index(data, root, shards, index, classes)
 
 
 def holds_shards(folder: str) -> bool:

@@ -25,8 +25,8 @@ from itertools import count
 from typing import ClassVar, Self
 
 from raydali.data.sources.file_parts import Read, read_ahead
-from raydali.data.sources.listing import FoundFile
-from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
+from raydali.data.sources.listing import find_files
+from raydali.data.sources.shard_index import Label, Member, Part, shard_index
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import why_pointer
 from raydali.text import summarize
@@ -58,22 +58,6 @@ _MAX_DIGITS = 10  # bytes of a varint
 # Beginnings of the map entries to parse: one of the names, or a value before its name.
 _WANTED = *(bytes([_KEY, len(name)]) + name for name in (*IMAGES, *LABELS)), bytes([_OF_KEY])
 _LONGEST = max(map(len, _WANTED))
-
-
-def tfrecord_index(root: str, files: Sequence[FoundFile], *, labeled: bool = True) -> ShardIndex:
-    """Index the images of these files, see `shard_index`. The name of a record is its number in its file, from 0.
-
-    Args:
-        root: absolute, or an `s3://` or `gs://` URI.
-        files: below it.
-        labeled: False: labels are not read, and all are 0.
-
-    Raises:
-        UsageError: files that are cut off, damaged, compressed, or no TFRecord files; records without an image or a
-            label; no records. Names the first of them.
-    """
-    kind = "tfrecord" if labeled else "tfrecord-unlabeled"
-    return shard_index(root, files, partial(_part, labeled=labeled), kind=kind, needed="records")
 
 
 def _part(path: str, size: int, *, labeled: bool = True) -> Part:
@@ -258,12 +242,11 @@ _NAME = re.compile(r"\.tfrec|-of-[\d*?{},.\[\]!-]+$")
 class TFRecords(Shards):
     """N images in S TFRecord files, by id 0..N-1; the name of one is its number in its file, from 0. Made by `scan`."""
 
-    mark: ClassVar[str] = "#"
     first_labels: ClassVar[tuple[int, ...]] = (0, 1)
 
     @classmethod
     def scan(cls, data: str, classes: Sequence[str] | None = None, *, labeled: bool = True) -> Self:
-        """Index the images of some files, see `Shards.of_pattern`. The labels 1 to 1000 of ImageNet become 0 to 999.
+        """Index the images of some files, see `Shards.of_index`. The labels 1 to 1000 of ImageNet become 0 to 999.
 
         Args:
             data: a file or a pattern such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * matches only
@@ -272,9 +255,13 @@ class TFRecords(Shards):
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
-            UsageError: see `Shards.of_pattern` and `tfrecord_index`.
+            UsageError: files that are missing, cut off, damaged, compressed, or no TFRecord files; records without an
+                image or a label; no records. Names the first of them. A label is not among the classes.
         """
-        return cls.of_pattern(data, data, classes, partial(tfrecord_index, labeled=labeled))
+        root, files = find_files(data)
+        kind = "tfrecord" if labeled else "tfrecord-unlabeled"
+        index = shard_index(root, files, partial(_part, labeled=labeled), kind=kind, needed="records")
+        return cls.of_index(data, root, files, index, classes)
 
 
 def names_tfrecords(data: str) -> bool:
