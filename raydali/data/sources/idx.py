@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute, digest
-from raydali.data.sources.listing import entries_or_none
-from raydali.data.sources.shards import Shards, allowed_labels, warn_of_renumbering
+from raydali.data.sources.listing import FoundFile, entries_or_none
+from raydali.data.sources.shard_index import Member, Part, joined_index
+from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import why_pointer
 from raydali.errors import UsageError
 
@@ -65,27 +66,10 @@ class IdxImages(Shards):
         values = np.zeros(count, np.uint8) if not labeled else _read(_labels_file(path), 1)
         if len(values) != count:
             raise UsageError(f"{_labels_file(path)} has {len(values)} labels for {count} images: give its own")
-        found, labels = np.unique(values, return_inverse=True)
-        names = tuple(map(str, found.tolist()))
-        if classes is not None:
-            labels = allowed_labels(data, names, classes)[labels]
-        elif found[-1] != len(found) - 1:
-            warn_of_renumbering(data, names)
+        images = [Member(b"%d" % number, number, pixels[0].size) for number in range(count)]
+        index = joined_index(path, [Part.of(images, values.tolist())], needed="images")
         root, _, name = path.rpartition("/")
-        packed_names = np.frombuffer(b"".join(b"%d\0" % number for number in range(count)), np.uint8)
-        return cls(
-            root=root,
-            shards=(name,),
-            sizes=np.array([pixels.size]),
-            shard_numbers=np.zeros(count, np.int32),
-            offsets=np.arange(count),
-            lengths=np.full(count, pixels[0].size),
-            packed_names=packed_names,
-            name_offsets=np.concatenate([[0], np.flatnonzero(packed_names == 0) + 1]),
-            labels=labels,
-            classes=tuple(names if classes is None else classes),
-            pixels=pixels,
-        )
+        return cls.of_index(data, root, [FoundFile(name, pixels.size)], index, classes, pixels=pixels)
 
     def __str__(self) -> str:
         """For messages: the file."""

@@ -92,7 +92,7 @@ class Parquet(Shards):
         index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
         if columns.names:
             index = index.with_labels(np.array(index.names_of_labels, np.int64)[index.labels], columns.names)
-        found = replace(cls.of_index(data, root, files, index, classes), column=columns.image)
+        found = cls.of_index(data, root, files, index, classes, column=columns.image)
         return found._with_whole_groups_first() if labeled else found
 
     def drop(self, ids: Iterable[int]) -> Self:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,13 @@ class Shards:
 
     @classmethod
     def of_index(
-        cls, data: str, root: str, shards: Sequence[FoundFile], index: ShardIndex, classes: Sequence[str] | None
+        cls,
+        data: str,
+        root: str,
+        shards: Sequence[FoundFile],
+        index: ShardIndex,
+        classes: Sequence[str] | None,
+        **fields: Any,
     ) -> Self:
         """Make a source of the images in an index.
 
@@ -81,6 +87,7 @@ class Shards:
             shards: those of the index, below the root.
             index: see `shard_index`.
             classes: the allowed labels in order, for validation those of the training set. Default: any.
+            fields: the fields of a subclass.
 
         Raises:
             UsageError: a label is not among the classes.
@@ -92,7 +99,11 @@ class Shards:
             _log.warning("%s: skipped %s after the ends of archives", data, plural(int(index.unread), "byte"))
         found, labels = index.names_of_labels, index.labels
         if classes is not None:
-            labels = allowed_labels(data, found, classes)[labels]
+            places = {name: place for place, name in enumerate(classes)}
+            if unknown := [name for name in found if name not in places]:
+                shown = summarize(unknown, show=repr)
+                raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
+            labels = np.array([places[name] for name in found])[labels]
         elif index.numbered:
             whole = {(str(first), str(first + len(found) - 1)) for first in cls.first_labels}
             if (found[0], found[-1]) not in whole:
@@ -109,6 +120,7 @@ class Shards:
             labels=labels,
             classes=tuple(found if classes is None else classes),
             skipped=skipped,
+            **fields,
         )
 
     def __len__(self) -> int:
@@ -192,19 +204,6 @@ class Shards:
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
-
-
-def allowed_labels(data: str, found: Sequence[str], allowed: Sequence[str]) -> NDArray[np.int64]:
-    """Return the places of the labels that were found among those that are allowed, int64.
-
-    Raises:
-        UsageError: one is not allowed.
-    """
-    places = {name: place for place, name in enumerate(allowed)}
-    if unknown := [name for name in found if name not in places]:
-        shown = summarize(unknown, show=repr)
-        raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
-    return np.array([places[name] for name in found])
 
 
 def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:

@@ -26,8 +26,6 @@ from raydali.extras import require_extra
 _VERSION = b"1"  # another one for another content of the cached file
 _THREADS = 32
 _UNKNOWN = -1, -1
-_PART = 256
-"""Number of files that a thread opens, one after the other."""
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -205,36 +203,25 @@ class _Cached:
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
     """Size and time of the last change of each video, (V, 2); -1 if they are unknown.
 
-    One listing gives those of all objects in a folder.
+    Each folder is listed once: one request gives those of all objects in it.
     """
     paths = [os.path.join(videos.root, os.fsdecode(name)) for name in names]
-    stamps = np.full((len(paths), 2), -1, np.int64)
-    local = [id for id, path in enumerate(paths) if path.startswith("/")]
-    parts = [local[start : start + _PART] for start in range(0, len(local), _PART)]
-    for part, found in zip(parts, _on_threads(lambda ids: [_stamp(paths[id]) for id in ids], parts), strict=True):
-        stamps[part] = found
     folders: dict[str, list[int]] = {}
     for id, path in enumerate(paths):
-        if not path.startswith("/"):
-            storage.file_system(path)  # opened once, before all threads need it
-            folders.setdefault(path.rpartition("/")[0], []).append(id)
-    for ids, there in zip(folders.values(), _on_threads(_stamps_in, [*folders]), strict=True):
+        folders.setdefault(path.rpartition("/")[0] or "/", []).append(id)
+    for folder in folders:
+        if "://" in folder:
+            storage.file_system(folder)  # opened once, before all threads need it
+    stamps = np.full((len(paths), 2), -1, np.int64)
+    for ids, there in zip(folders.values(), _on_threads(_stamps_in, folders), strict=True):
         stamps[ids] = [there.get(paths[id].rpartition("/")[2], _UNKNOWN) for id in ids]
     return stamps
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:  # opening it will report the error
-        return _UNKNOWN
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _stamps_in(folder: str) -> dict[str, tuple[int, int]]:
     try:
         return {entry.name: (entry.size, entry.written) for entry in folder_entries(folder)}
-    except OSError:  # without the right to list objects each is opened
+    except OSError:  # without the right to list it each video is opened
         return {}
 
 
