@@ -71,11 +71,7 @@ class Rehearsal:
             self.cache.save()
 
     def after_epoch(self, record: Mapping[str, Any]) -> Iterator[Step]:
-        """Yield warm-up steps if the next epoch has another size, or if the ceiling cannot be right.
-
-        Args:
-            record: the epoch's record.
-        """
+        """Yield warm-up steps if the next epoch has another size, or if this record shows that the ceiling is wrong."""
         run, done, pipeline = self._run, self._run.session.cursor.done, self._loader.pipeline
         if done == run.stream.steps:
             return

@@ -28,7 +28,6 @@ class RunParts:
 
     Attributes:
         state: the state in checkpoints; it is loaded, except for the parts that the job registers.
-        broken: the broken samples.
         trace: the trace of samples, if there is one.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         captures: whether a step is one CUDA graph.
@@ -57,8 +56,7 @@ class RunParts:
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
         self.allreduce: AllReduceTimer | None = None
-        self.learning_rate = 0.0
-        self.counts_flops = False
+        self.learning_rate, self.counts_flops = 0.0, False
 
 
 class Step:
@@ -189,11 +187,7 @@ class Step:
             self._on_update(self._trained)
 
     def check_end(self) -> None:
-        """Check that the step is complete.
-
-        Raises:
-            UsageError: `update` was not called.
-        """
+        """Raise a UsageError unless `update` was called."""
         require(self._updated, f"in step {self.index} `step.update` was not called")
 
 

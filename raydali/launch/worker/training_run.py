@@ -79,7 +79,7 @@ class TrainingRun:
         session.steps_left = self.stream.steps - self._cursor.start
         self._notice: Notice | None = None
         self._step: Step | None = None
-        # Of the epoch that ends: what its validation and `close_epoch` leave for its checkpoint.
+        # What the end of an epoch leaves for its checkpoint.
         self._validation_seconds: float | None = None
         self._record: dict[str, Any] | None = None
         self._best: BestWeights | None = None
