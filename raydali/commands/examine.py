@@ -2,7 +2,7 @@
 
     plain, JPEG    DALI decodes it, Pillow at an eighth of its size; if these differ, Pillow decodes it as a whole
     plain, other   DALI and Pillow decode it
-    not plain      Pillow decodes it, as for training (data/tasks/plain_images.py)
+    not plain      Pillow decodes it, as for training (data/tasks/decoder_choice.py)
 
 Pillow's view decides whether a file is broken, as in a run: what DALI refuses and Pillow decodes is handed to Pillow.
 """
@@ -21,8 +21,8 @@ from raydali.data.sources.coco import Coco
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.source import Source
+from raydali.data.tasks.decoder_choice import HEAD, JPEG, format_of, plain_shape
 from raydali.data.tasks.pillow import decoded_pixels, opened, turned
-from raydali.data.tasks.plain_images import HEAD, JPEG, format_of, plain_shape
 from raydali.errors import DataError
 from raydali.host.child import take_output
 

@@ -22,8 +22,8 @@ from PIL import ExifTags, Image, ImageOps
 from raydali.data.loading.quarantine import BrokenSample, why_broken
 from raydali.data.sources.files import Files
 from raydali.data.sources.storage import modified_ns
+from raydali.data.tasks.decoder_choice import HEAD, PNG, format_of, plain_shape
 from raydali.data.tasks.pillow import decoded, in_8_bits, opened
-from raydali.data.tasks.plain_images import HEAD, PNG, format_of, plain_shape
 from raydali.errors import DataError
 
 SECOND = 10**9  # ns

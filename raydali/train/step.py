@@ -65,7 +65,7 @@ def compile_function(function: Callable[..., Result], *, fused: bool | None = Fa
 
     Args:
         function: a function or a module.
-        fused: whether models in it get fused BatchNorm in training, see fused/graph.py; None means False.
+        fused: whether models in it get fused BatchNorm in training, see fused/passes.py; None means False.
     """
     import torch._dynamo.config  # it takes seconds
 
@@ -73,7 +73,7 @@ def compile_function(function: Callable[..., Result], *, fused: bool | None = Fa
     torch._dynamo.config.recompile_limit = MAX_SHAPES
     options: dict[str, str | int | bool | Callable[..., object]] | None = None
     if fused:
-        from raydali.train.fused.graph import inductor_options
+        from raydali.train.fused.passes import inductor_options
 
         options = inductor_options()
     return torch.compile(function, dynamic=False, options=options)
@@ -107,7 +107,7 @@ class ForwardBackward:
         micro_batches: number of micro-batches of all ranks in a global batch.
         compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
             compiled runs eagerly, which is logged.
-        fused: whether a compiled model gets fused BatchNorm, see fused/graph.py; None means False.
+        fused: whether a compiled model gets fused BatchNorm, see fused/passes.py; None means False.
         graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs steps
             of one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the
             default one. A loss that cannot be captured runs without a graph, which is logged.
@@ -287,7 +287,7 @@ def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn
     """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
 
     timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
-    lose hooks, which stochastic depth needs (models/drop_path.py).
+    lose hooks, which stochastic depth needs (models/factories.py).
     """
     hooks = {name: module._forward_hooks for name, module in model.named_modules()}
     layers = sys.modules.get("timm.layers")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from raydali.data.loading import screening
 from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.tasks import pillow, plain_images
+from raydali.data.tasks import decoder_choice, pillow
 from tests.support.broken import jpeg
 
 TURNS = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0"
@@ -29,7 +29,7 @@ def killer() -> bytes:
     return data[:2] + blocks + data[2:]
 
 
-true_shape, true_decoded = plain_images.plain_shape, pillow._decoded_here
+true_shape, true_decoded = decoder_choice.plain_shape, pillow._decoded_here
 
 
 def is_killer(data: "memoryview | bytes") -> bool:
@@ -40,7 +40,7 @@ def is_killer(data: "memoryview | bytes") -> bool:
 def let_killers_through(set: Callable[[object, str, object], None] = setattr) -> None:
     """Take such a file for a plain one in this process."""
 
-    def shape(data: memoryview) -> plain_images.Shape | None:
+    def shape(data: memoryview) -> decoder_choice.Shape | None:
         return (400, 300) if is_killer(data) else true_shape(data)
 
     set(screening, "plain_shape", shape)

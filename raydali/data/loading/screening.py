@@ -1,6 +1,6 @@
 """Screens the image files of a batch before DALI decodes them: which ones Pillow decodes, and which ones are broken.
 
-    not plain (plain_images.py)             -->  decoded by Pillow in a child process; DALI gets the pixels as PNM
+    not plain (decoder_choice.py)             -->  decoded by Pillow in a child process; DALI gets the pixels as PNM
     plain, but DALI refused it              -->  the same, from now on
     seems cut off, or is too large          -->  read as a whole by Pillow, once in a run (quarantine.py)
     all others                              -->  decoded by DALI
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from raydali.data.loading.quarantine import Quarantine
 from raydali.data.tasks.dali_trial import refused
+from raydali.data.tasks.decoder_choice import plain_shape
 from raydali.data.tasks.pillow import Pixels, decoded_apart, has_end
-from raydali.data.tasks.plain_images import plain_shape
 from raydali.host.child import Child, ChildDiedError
 
 MAX_PIXELS = 178_956_970

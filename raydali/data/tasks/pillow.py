@@ -1,7 +1,7 @@
 """Decoding of image files by Pillow. It defines which files are readable, and how, for all decoders.
 
-A plain image (plain_images.py) is decoded in this process, unless it is suspected (`apart`). All others are decoded in
-a child process, which may die of them: the libraries for rare kinds are those with faults.
+A plain image (decoder_choice.py) is decoded in this process, unless it is suspected (`apart`). All others are decoded
+in a child process, which may die of them: the libraries for rare kinds are those with faults.
 """
 
 import io
@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from raydali.data.tasks.plain_images import (
+from raydali.data.tasks.decoder_choice import (
     HEAD,
     JPEG,
     JPEG_2000,
@@ -137,8 +137,8 @@ def opened(data: bytes) -> ImageFile:
     """Open the image in a file's content; only the header is parsed.
 
     Raises:
-        DataError: the file is empty, or not of `plain_images.FORMATS`; the end of a JPEG is missing, which Pillow does
-            not always detect; a PNG's checksum is wrong; Pillow does not decode pixels of this kind, or wrongly.
+        DataError: the file is empty, or not of `decoder_choice.FORMATS`; the end of a JPEG is missing, which Pillow
+            does not always detect; a PNG's checksum is wrong; Pillow does not decode pixels of this kind, or wrongly.
         Exception: it has more than twice PIL.Image.MAX_IMAGE_PIXELS, or a header that Pillow cannot read.
     """
     if not data:

@@ -106,7 +106,7 @@ def final_error(errors: Sequence[WorkerError], failure: str, stop_reason: str) -
     """Return the first error that a worker reported, since later ones often only follow from it; else what Ray knows.
 
     Args:
-        errors: see `WorkerGroups`, as the next two.
+        errors: see `WorkerGroup`, as the next two.
         failure: the end of the last worker group, as Ray Train describes it.
         stop_reason: why the run must end.
     """

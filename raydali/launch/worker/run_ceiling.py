@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from raydali.launch.worker.checkpointing import RunState
+from raydali.launch.worker.run_state import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.measure.ceiling import Ceiling, share_of_ceiling

@@ -14,7 +14,7 @@ from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
-from raydali.launch.worker.checkpointing import RunState, ceiling_conditions
+from raydali.launch.worker.run_state import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.meter import EpochMeter

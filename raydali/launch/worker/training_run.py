@@ -40,9 +40,9 @@ from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
 from raydali.launch.shared_options import WeightsOptions
 from raydali.launch.worker.bad_samples import check_samples
-from raydali.launch.worker.checkpointing import Stateful
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_meter import RunMeter
+from raydali.launch.worker.run_state import Stateful
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import RunParts, Step, require
 from raydali.run.events import Left, Notice

@@ -10,7 +10,7 @@ import torch
 from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
-from raydali.launch.worker.checkpointing import RunState
+from raydali.launch.worker.run_state import RunState
 from raydali.measure.meter import EpochMeter
 from raydali.run.checkpoints import CheckpointStore
 from raydali.train.checkpoint_file import is_finite

@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torchvision.models.vision_transformer import EncoderBlock
 
-from raydali.train.fused import graph
+from raydali.train.fused import passes
 
 Forward = Callable[..., torch.Tensor]
 
@@ -29,7 +29,7 @@ def replaced_in(function: Forward) -> tuple[Forward, list[int]]:
     counts: list[int] = []
 
     def backend(module: GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        counts.append(graph.replace_attention(module.graph))
+        counts.append(passes.replace_attention(module.graph))
         module.graph.lint()
         module.recompile()
         forward: Callable[..., Any] = aot_eager(module, inputs)

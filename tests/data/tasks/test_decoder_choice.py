@@ -13,8 +13,8 @@ from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.files import Files
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.dali_trial import decoded_files, decoded_in_16_bits
+from raydali.data.tasks.decoder_choice import plain_shape
 from raydali.data.tasks.pillow import decoded, decoded_pixels
-from raydali.data.tasks.plain_images import plain_shape
 from raydali.data.tasks.restoration import WholeImages
 from raydali.host.child import Child
 from tests.support.odd_pictures import HEIGHT, REFUSED, SOUND, TURNED, WIDTH

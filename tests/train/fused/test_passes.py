@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.train.finetuning import freeze
-from raydali.train.fused import graph, layers, operators
+from raydali.train.fused import layers, operators, passes
 from raydali.train.models.factories import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
@@ -44,7 +44,7 @@ def found_in(model: nn.Module, *shape: int) -> tuple[int, str]:
 
     def backend(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         forward = copy.deepcopy(module).forward
-        results.append((graph.fuse(module.graph), str(module.graph)))
+        results.append((passes.fuse(module.graph), str(module.graph)))
         module.graph.lint()
         return forward
 
@@ -58,7 +58,7 @@ def fused(model: nn.Module) -> Callable[..., torch.Tensor]:
     from torch._dynamo.backends.debugging import aot_eager
 
     def backend(module: GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        assert graph.fuse(module.graph)
+        assert passes.fuse(module.graph)
         module.recompile()
         forward: Callable[..., Any] = aot_eager(module, inputs)
         return forward
@@ -240,7 +240,7 @@ def test_resnet18_trains_as_in_float64() -> None:
 def test_inductor_knows_all_operators() -> None:
     from torch._inductor.lowering import lowerings
 
-    graph.inductor_options()
+    passes.inductor_options()
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("raydali::")}
     composed = {"raydali::batch_norm", "raydali::stem_convolution"}
     assert composed < names
@@ -253,16 +253,16 @@ def test_inductor_fuses_additions_of_gradients_too(monkeypatch: pytest.MonkeyPat
     from torch._inductor.utils import fresh_cache
 
     added: list[int] = []
-    whole = graph.fuse_additions
+    whole = passes.fuse_additions
 
     def counted(graph: Graph) -> int:
         added.append(whole(graph))
         return added[-1]
 
-    monkeypatch.setattr(graph, "fuse_additions", counted)
+    monkeypatch.setattr(passes, "fuse_additions", counted)
     model, x = blocks(), images(4, 8, 13, 13)
     exact = trained(double := copy.deepcopy(model).double(), double, x.double())
-    compiled = torch.compile(model, fullgraph=True, options=graph.inductor_options())
+    compiled = torch.compile(model, fullgraph=True, options=passes.inductor_options())
     with fresh_cache(), torch._inductor.config.patch(implicit_fallbacks=False):
         assert max(errors(trained(model, compiled, x), exact).values()) < 1e-5
     assert sum(added) == 3  # the outputs of the stem and of the first two blocks
