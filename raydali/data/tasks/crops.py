@@ -1,4 +1,4 @@
-"""Crops of images: where they are, and how they are resized, by each way of decoding.
+"""Crops and flips of images: where they are, and how they are resized, by each way of decoding.
 
     uniforms (N, 22)  --draw_crops-->  draws (N, 11, 2)  --crop_windows-->  starts, sizes (N, 2)
     from data/stream/counter_rng.py                    no shape needed       + image shapes
@@ -14,7 +14,8 @@ Their results are those of Pillow and torchvision (antialiased) to within 1 of 2
 border. The driver imports this file: torch is imported where it is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.tasks.pipeline import Interpolation
-from raydali.data.tasks.settings import RandomFlips, require
+from raydali.data.tasks.settings import Settings, require, require_share
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,28 @@ ATTEMPTS = 10
 CROP_UNIFORMS = 2 * ATTEMPTS + 2
 MAX_RESIZED = 2**22
 """Maximum pixels of a resized image: an image of 5,000 x 1 pixels with a shorter side of 256 would have 327 million."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomFlips(Settings):
+    """The settings of what depends on (seed, epoch, id) only: random flips, and whatever else a task draws.
+
+    Args:
+        seed: seed of the random numbers, 0 or more.
+        flip_probability: probability of a flip in each direction in which the task flips.
+    """
+
+    seed: int
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {self.seed}")
+        require_share(flip_probability=self.flip_probability)
+
+    def flips(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Return 1 where uniform numbers of any shape say that an image is flipped, and 0 elsewhere."""
+        return (numbers < self.flip_probability).astype(np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +145,28 @@ def centre(shapes: Integers, shorter: int, side: int) -> tuple[Integers, Integer
     """
     resized = shorter * shapes // shapes.min(-1, keepdims=True)
     return resized, np.rint((resized - side) / 2).astype(np.int64)
+
+
+def on_threads(function: Callable[..., Pixels]) -> Callable[..., list[Pixels]]:
+    """Return a function that calls this one for each sample of a batch, on as many threads as torch has."""
+    import torch
+
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads)
+
+    def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[Pixels]:
+        samples = [*zip(*inputs, strict=True)]
+        done: list[Any] = [None] * len(samples)
+
+        def part(first: int) -> None:
+            for i in range(first, len(samples), threads):
+                done[i] = np.ascontiguousarray(function(*samples[i]))
+
+        for future in [pool.submit(part, first) for first in range(threads)]:
+            future.result()
+        return done
+
+    return whole_batch
 
 
 def resize_and_crop(image: Pixels, shorter: int, side: int, mode: Interpolation) -> Pixels:

@@ -5,8 +5,7 @@ Inputs on the host are passed without a copy: DALI keeps references to them unti
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
@@ -20,6 +19,7 @@ from nvidia.dali import fn
 from nvidia.dali.pipeline import do_not_convert
 
 from raydali.data.sources.reading import PythonCpuTime
+from raydali.data.tasks.crops import on_threads
 from raydali.data.tasks.pipeline import Interpolation
 
 if TYPE_CHECKING:
@@ -74,21 +74,7 @@ def conditionals_hint() -> Iterator[None]:
 @do_not_convert  # type: ignore[untyped-decorator]
 def each_image(function: Callable[..., NDArray[np.uint8]], images: "DataNode", *others: "DataNode") -> "DataNode":
     """Return a DALI node of function(image, *others) of each sample, on as many threads as torch has."""
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads)
-
-    def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[NDArray[np.uint8]]:
-        samples = [*zip(*inputs, strict=True)]
-        done: list[Any] = [None] * len(samples)
-
-        def part(first: int) -> None:
-            for i in range(first, len(samples), threads):
-                done[i] = np.ascontiguousarray(function(*samples[i]))
-
-        for future in [pool.submit(part, first) for first in range(threads)]:
-            future.result()
-        return done
-
+    whole_batch = on_threads(function)
     return fn.python_function(images, *others, function=whole_batch, batch_processing=True, output_layouts="HWC")
 
 

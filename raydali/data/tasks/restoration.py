@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from raydali.data.sources.files import Files
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.stream.counter_rng import uniforms
+from raydali.data.tasks.crops import RandomFlips
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import DecoderSettings, RandomFlips, require
+from raydali.data.tasks.settings import DecoderSettings, require
 from raydali.errors import DataError
 
 if TYPE_CHECKING:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raydali.data.tasks.pipeline import Device
 from raydali.errors import UsageError
 
@@ -103,28 +100,6 @@ class ResizedImages(SquareImages):
 def default_resize_size(image_size: int) -> int:
     """Return the shorter side, in pixels, of which validation crops the centre: 256 for 224, and in proportion."""
     return round(image_size * 256 / 224)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomFlips(Settings):
-    """The settings of what depends on (seed, epoch, id) only: random flips, and whatever else a task draws.
-
-    Args:
-        seed: seed of the random numbers, 0 or more.
-        flip_probability: probability of a flip in each direction in which the task flips.
-    """
-
-    seed: int
-    flip_probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.seed < 1 << 63, f"seed must be from 0 to 2^63-1, not {self.seed}")
-        require_share(flip_probability=self.flip_probability)
-
-    def flips(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Return 1 where uniform numbers of any shape say that an image is flipped, and 0 elsewhere."""
-        return (numbers < self.flip_probability).astype(np.int32)
 
 
 def require(holds: bool, otherwise: str) -> None:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from raydali.data.sources.video.clips import VideoClips
 from raydali.data.sources.video.packets import ClipPackets, pts
 from raydali.data.stream.counter_rng import uniforms
-from raydali.data.tasks.crops import centre
+from raydali.data.tasks.crops import RandomFlips, centre
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
-from raydali.data.tasks.settings import RandomFlips, ResizedImages
+from raydali.data.tasks.settings import ResizedImages
 
 if TYPE_CHECKING:
     import torch
