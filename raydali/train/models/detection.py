@@ -4,7 +4,6 @@ A detector gets a batch (N, 3, side, side) of 8-bit images, which it normalises.
 returns losses by name. In evaluation it returns boxes, scores and labels of each image.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +23,10 @@ from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from raydali.data.tasks.detection import PADDING
+from raydali.train.checkpoint_file import map_tensors
 from raydali.train.models.classification import check_known
 from raydali.train.models.normalized import Normalized
+from raydali.train.models.small_images import convolution
 
 Targets = list[dict[str, torch.Tensor]]
 Nested = Any
@@ -76,12 +77,8 @@ def build_detector(name: str, classes: int) -> nn.Module:
 
 def tiny_detector(classes: int) -> FCOS:
     """Return torchvision's FCOS (Tian et al., ICCV 2019) on five convolutions and one level: 280,000 parameters."""
-
-    def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
-        convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-
-    layers = block(3, 16, 2) + block(16, 32, 2) + block(32, 64, 2) + block(64, 64, 1) + block(64, 64, 1)
+    widths = ((3, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1), (64, 64, 1))
+    layers = (layer for inputs, outputs, stride in widths for layer in convolution(inputs, outputs, stride=stride))
     backbone = nn.Sequential(*layers)
     backbone.out_channels = 64  # type: ignore[assignment]  # FCOS reads it
     return FCOS(
@@ -153,12 +150,8 @@ def _anchors_in_full_precision(_: nn.Module, inputs: tuple[Any, list[torch.Tenso
 
 
 def _output_in_full_precision(_: nn.Module, __: object, output: Nested) -> Nested:
-    return _full(output)
+    return map_tensors(output, _full)
 
 
-def _full(value: Nested) -> Nested:
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if isinstance(value, Mapping):
-        return OrderedDict((name, _full(item)) for name, item in value.items())
-    return type(value)(_full(item) for item in value)
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 def digits_network(classes: int) -> nn.Sequential:
     """Return a network of three convolutions with BatchNorm: 94,000 parameters, and epochs of seconds on one core."""
-    layers = (_convolution(*widths, stride=2) for widths in ((3, 32), (32, 64), (64, 128)))
+    layers = (convolution(*widths, stride=2) for widths in ((3, 32), (32, 64), (64, 128)))
     return nn.Sequential(*(layer for block in layers for layer in block), *_averaging_head(128, classes))
 
 
@@ -38,12 +38,12 @@ def clips_network(classes: int) -> nn.Sequential:
 def resnet9(classes: int) -> nn.Sequential:
     """Return the network of "How to train your ResNet" (Page, 2018), for images of at least 8x8 pixels."""
     return nn.Sequential(
-        _convolution(3, 64),
-        _convolution(64, 128).append(nn.MaxPool2d(2)),
-        _Residual(_convolution(128, 128).extend(_convolution(128, 128))),
-        _convolution(128, 256).append(nn.MaxPool2d(2)),
-        _convolution(256, 512).append(nn.MaxPool2d(2)),
-        _Residual(_convolution(512, 512).extend(_convolution(512, 512))),
+        convolution(3, 64),
+        convolution(64, 128).append(nn.MaxPool2d(2)),
+        _Residual(convolution(128, 128).extend(convolution(128, 128))),
+        convolution(128, 256).append(nn.MaxPool2d(2)),
+        convolution(256, 512).append(nn.MaxPool2d(2)),
+        _Residual(convolution(512, 512).extend(convolution(512, 512))),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
         nn.Linear(512, classes, bias=False),
@@ -98,9 +98,10 @@ SMALL_IMAGE_MODELS: Mapping[str, Callable[[int], nn.Module]] = {
 """What makes each model of a number of classes, by name."""
 
 
-def _convolution(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
-    convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+def convolution(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
+    """Return a convolution of 3x3 pixels with BatchNorm and ReLU."""
+    layer = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
 
 
 def _averaging_head(inputs: int, classes: int) -> tuple[nn.Module, ...]:
