@@ -151,16 +151,14 @@ class ReferenceWatch:
 
         What fails here must not end a run: it is logged.
         """
+        seen, self._seen = self._seen, None
         try:
-            return self._taken() if self._seen is not None else None
+            return self._reference(*seen) if seen is not None else None
         except Exception as error:
             _log.warning("no samples of the validation are kept for evaluate, predict and export: %s", error)
             return None
 
-    def _taken(self) -> Reference:
-        assert self._seen is not None, "take asks for it"
-        network, inputs, name, ids = self._seen
-        self._seen = None
+    def _reference(self, network: nn.Module, inputs: torch.Tensor, name: str | None, ids: list[int]) -> Reference:
         while isinstance(network, ValidationForward):
             network = network.model
         source = self._loader.source

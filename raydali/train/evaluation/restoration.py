@@ -101,15 +101,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
             each = per_image(output, inputs, targets)
             of_images = [each[name].sum() for name in ("losses", "psnr", "ssim", "input_psnr")]
             sums += torch.stack([torch.full_like(of_images[0], len(inputs)), *of_images])
-    count, loss_sum, psnr_sum, ssim_sum, input_psnr_sum = worker.sum(sums).tolist()
+    count, *of_all = worker.sum(sums).tolist()
     require_read(count, batches)
-    return {
-        "images": int(count),
-        "loss": loss_sum / count,
-        "psnr": psnr_sum / count,
-        "ssim": ssim_sum / count,
-        "input_psnr": input_psnr_sum / count,
-    }
+    means = (total / count for total in of_all)
+    return {"images": int(count), **dict(zip(("loss", "psnr", "ssim", "input_psnr"), means, strict=True))}
 
 
 def per_image(output: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
