@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePrecision
 
 from raydali.data.loading.loader import Batch
 from raydali.data.loading.make import make_loader
@@ -17,7 +18,7 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.train.evaluation import detection, restoration
-from raydali.train.evaluation.classification import evaluate
+from raydali.train.evaluation.classification import evaluate, evaluate_labels
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 from tests.support.broken import folder
@@ -111,3 +112,54 @@ def test_more_workers_than_batches_is_no_problem() -> None:
     batches = [list(OrderedPass(samples=20, batch_size=16).micro_batches(rank, 5)) for rank in range(5)]
     assert [len(each) for each in batches] == [1, 1, 0, 0, 0]
     assert np.concatenate([b.ids for each in batches for b in each]).tolist() == list(range(20))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several labels: the mean average precision is that of all images together
+
+SAMPLES, LABELS = 41, 5
+
+
+def scores_and_labels(labels: int = LABELS) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(SAMPLES, labels, generator=generator).round(decimals=1)  # some are equal
+    targets = (torch.rand(SAMPLES, labels, generator=generator) < 0.3).to(torch.uint8)
+    targets[:, -1] = 0  # a label that no image has
+    return scores, targets
+
+
+def validate_labels(labels: int = LABELS, samples: int = SAMPLES) -> dict[str, float]:
+    worker = Worker.join(torch.device("cpu"), cpus=1, node="local")
+
+    def batches() -> Iterator[Batch]:
+        for micro_batch in OrderedPass(samples=SAMPLES, batch_size=8).micro_batches(worker.rank, worker.world_size):
+            scores, targets = scores_and_labels(labels)
+            if samples:
+                yield Batch({"images": scores[micro_batch.ids], "labels": targets[micro_batch.ids]}, micro_batch)
+
+    return evaluate_labels(nn.Identity(), batches(), worker, Precision("fp32", worker.device))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_results_are_those_of_all_images_together(world_size: int) -> None:
+    scores, targets = scores_and_labels()
+    metric = MultilabelAveragePrecision(LABELS - 1, average="macro")
+    precision = metric(scores[:, :-1].sigmoid(), targets[:, :-1].long()).item()
+    accuracy = MultilabelAccuracy(LABELS, average="micro")(scores.sigmoid(), targets.long()).item()
+    results = run_ranks(world_size, validate_labels)
+    assert all(result["images"] == SAMPLES for result in results)
+    for result in results:
+        assert result["map"] == pytest.approx(precision, rel=1e-6)
+        assert result["accuracy"] == pytest.approx(accuracy, rel=1e-6)
+        loss = nn.functional.binary_cross_entropy_with_logits(scores, targets.float())
+        assert result["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_labels_that_nothing_has() -> None:
+    ((result),) = run_ranks(1, validate_labels, 1)
+    assert result["map"] == 0 and np.isfinite(result["loss"])
+
+
+def test_no_image() -> None:
+    with pytest.raises(DataError):
+        validate_labels(samples=0)
