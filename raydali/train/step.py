@@ -7,7 +7,7 @@ depend on the number of workers: every step updates them once, with the mean of 
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
 import torch
@@ -84,14 +84,20 @@ def capture(function: Callable[[], Result], what: str) -> tuple[torch.cuda.CUDAG
 
     If it cannot be captured, this is logged of `what`, and None returned.
     """
-    graph = torch.cuda.CUDAGraph()
-    try:
+
+    def capturing(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        return torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
+
+    try:
+        with capturing(graph := torch.cuda.CUDAGraph()):
             return graph, function()
     except RuntimeError as error:
         _log.warning("%s cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", what, error)
-        return None
+    # PyTorch leaves its generator as if the capture went on, and refuses random numbers; another capture resets it.
+    with suppress(RuntimeError), capturing(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
+    return None
 
 
 class ForwardBackward:
