@@ -73,7 +73,7 @@ class TrainTask(ImageTask):
 
     @property
     def plain_loop(self) -> bool:
-        """Whether training uses the usual loop: the default stream, kernels launched one by one."""
+        """Return whether training uses the usual loop: the default stream, kernels launched one by one."""
         return self.loader == "native"
 
     @property

@@ -103,7 +103,7 @@ def _judged(node: str, check: str, found: str, remedy: str | None) -> Row:
 
 
 Result = tuple[str, str | None]
-"""What was found, and the remedy: empty if all is well, None if the host does not need it."""
+"""A check returns what it found, and the remedy: empty if all is well, None if the host does not need it."""
 
 
 def _driver(host: Host) -> Result:

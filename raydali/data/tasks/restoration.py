@@ -7,6 +7,7 @@
 Pillow's. On a GPU the pixels of JPEGs differ by the rounding of its decoder.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -40,9 +41,9 @@ class Windows(Pipeline[ImagePairs], DecoderSettings):
     """The number of axes along which a task flips, of the last ones of down and across."""
 
     @property
+    @abstractmethod
     def window(self) -> tuple[int, int]:
         """Height and width of the window, in pixels; no image may be smaller."""
-        raise NotImplementedError
 
     def draws(self, ids: Ids, epochs: Ids) -> Draws:
         """Draw the random numbers of samples, before their shapes are known.

@@ -15,7 +15,7 @@ from raydali.train.fused import kernels, pooling_kernels
 Tensor = torch.Tensor
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether Triton interprets its kernels on the host, as in tests."""
+"""True if Triton interprets its kernels on the host, which tests ask for."""
 TILE = 4096
 """Elements that a program holds at a time."""
 REDUCING = 132 * 6

@@ -29,7 +29,7 @@ DEFAULT = "default"
 _BEST = "best/model.safetensors", "best/state.pt"
 """Where a run keeps its best weights; the second one is of earlier versions."""
 _KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
-"""Where training programs keep the weights of a checkpoint; averaged weights, which they validate, come first."""
+"""Training programs keep the weights under these keys. Averaged weights, which they validate, come first."""
 _SECONDS = 20
 """Limit of the wait for a server's next bytes."""
 
