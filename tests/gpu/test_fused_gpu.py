@@ -261,9 +261,9 @@ def test_a_captured_step_computes_what_a_plain_one_does(seen: list[int], monkeyp
 STEPS: dict[str, tuple[str, list[str] | None]] = {
     "plain": ("resnet50", None),
     "fused": ("resnet50", []),
-    "without_pooling": ("resnet50", ["graph.fuse_pooling"]),
-    "without_stem": ("resnet50", ["graph.replace_stem"]),
-    "with_copies": ("vit_b_16", ["graph.replace_attention"]),
+    "without_pooling": ("resnet50", ["passes.fuse_pooling"]),
+    "without_stem": ("resnet50", ["passes.replace_stem"]),
+    "with_copies": ("vit_b_16", ["passes.replace_attention"]),
     "without_copies": ("vit_b_16", []),
 }
 """Steps: the model, and the passes that are left out; None: all of them."""
