@@ -7,13 +7,8 @@ while a read is an error.
 import os
 from collections import deque
 from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING
 
 from raydali.data.sources import storage
-
-if TYPE_CHECKING:
-    from pyarrow import NativeFile
 
 Read = Callable[[int, int], bytes]
 """`read(offset, length)`: that part of a file, shorter at its end."""
@@ -64,7 +59,7 @@ def read_part(path: str, size: int, offset: int, length: int) -> bytes:
         OSError: it cannot be read; the next call opens it again.
     """
     if "://" in path:
-        return bytes(_remote(path, size, os.getpid()).read_at(length, offset))
+        return bytes(storage.read_objects([storage.ObjectPart(path, offset, length, size)])[0])
     file = _kept.get((path, size))
     if file is None:
         file = _kept[path, size] = _LocalFile(path, size)
@@ -82,14 +77,6 @@ def read_part(path: str, size: int, offset: int, length: int) -> bytes:
     except OSError:
         _kept.pop((path, size), None)
         raise
-
-
-# For each process, since a forked one must not use its parent's connections.
-@cache
-def _remote(path: str, size: int, _process: int) -> "NativeFile":
-    file = storage.file_system(path).open_input_file(path.partition("://")[2])
-    _check_size(file.size(), size)
-    return file
 
 
 def _check_size(now: int, indexed: int) -> None:

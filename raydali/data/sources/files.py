@@ -137,13 +137,10 @@ class Files:
         begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
         return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
 
-    @cached_property
+    @property
     def dali_reads(self) -> bool:
-        """True if DALI can read all of these files by their paths, which it cannot in `gs://`."""
-        # DALI 2.4.0 requests a name with a NUL at its end from Google's storage.
-        if self.root:
-            return not self.root.startswith("gs://")
-        return b"\0gs://" not in b"\0" + self.packed_paths.tobytes()
+        """True if DALI reads these files by their paths: local ones. It reads few objects of a bucket at a time."""
+        return self._is_local
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
         """These files for a DALI graph, uint8 each: paths for `fn.io.file.read` if `dali_reads`, else contents.
@@ -153,15 +150,7 @@ class Files:
         Raises:
             OSError: a file cannot be read; names its path. Paths are not checked.
         """
-        if self._is_local:
-            return self._padded_paths(ids)
-        encoded = self.encoded_paths(ids)
-        if self.dali_reads:
-            return encoded
-        for path in map(_decoded, encoded):
-            if not path.startswith("/"):
-                storage.file_system(path)  # opened once, before all threads need it
-        return read_in_parts(self._contents, ids)
+        return self._padded_paths(ids) if self._is_local else read_in_parts(self._contents, ids)
 
     @cached_property
     def _is_local(self) -> bool:
@@ -175,7 +164,10 @@ class Files:
         return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        return [np.frombuffer(self.read(id), np.uint8) for id in ids.tolist()]
+        paths = [_decoded(path) for path in self.encoded_paths(ids)]
+        objects = iter(storage.read_objects([storage.ObjectPart(path) for path in paths if path[0] != "/"]))
+        contents = [next(objects) if path[0] != "/" else storage.read(path) for path in paths]
+        return [np.frombuffer(content, np.uint8) for content in contents]
 
     def read(self, id: int) -> bytes:
         """The content of a file.

@@ -1,22 +1,34 @@
-"""Access to S3 and Google's storage through pyarrow, to list files and to read those that DALI cannot.
+"""Access to S3 and Google's storage: pyarrow lists files, obstore reads from S3, many objects at a time.
+
+With the cache of the node (node_cache.py) objects that lie on this node or on another one are read from there.
 
 Files in a clone may be pointers of Git LFS and git-annex: short texts in place of files that have not been fetched.
 """
 
 import os
+import random
 import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
+    from obstore.store import S3Store
     from pyarrow.fs import FileSystem
 
 CONNECTIONS = 128
-"""Limit of connections of a process to S3."""
+"""Limit of connections of a process through pyarrow to S3."""
+_ATTEMPTS, _FIRST_PAUSE = 5, 0.1
+"""A request that is refused or broken is repeated at once; what fails longer is an outage (reading.py)."""
+_STALLED_SECONDS = 20
+"""A connection that sends nothing for so long counts as broken."""
 _GCS_RETRY_SECONDS = 20
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
@@ -79,6 +91,90 @@ def _open(scheme: str, bucket: str, endpoint: str, _process: int) -> "FileSystem
     return GcsFileSystem(anonymous=os.environ.get("DALI_GCS_ANONYMOUS", "0") not in ("", "0"), **options)
 
 
+class ObjectPart(NamedTuple):
+    """An object of a bucket, or a part of it.
+
+    Attributes:
+        uri: `s3://` or `gs://`.
+        offset, length: the part, in bytes; without a length, the whole object.
+        size: of the object when it was indexed, in bytes; None if that is not known.
+    """
+
+    uri: str
+    offset: int = 0
+    length: int | None = None
+    size: int | None = None
+
+
+@dataclass
+class Counts:
+    """What this process has read from buckets since the counts were taken.
+
+    Attributes:
+        requests, bytes: answers of buckets and their bytes.
+        repeated: requests that were refused or broken, and repeated at once.
+        hits, peer_hits: reads that the cache of this node, and that of another node, answered.
+        damaged: entries of a cache that were not what had been written.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    repeated: int = 0
+    hits: int = 0
+    peer_hits: int = 0
+    damaged: int = 0
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self._start_anew()
+        os.register_at_fork(after_in_child=self._start_anew)  # a thread of the parent may hold its lock
+
+    def _start_anew(self) -> None:
+        self._lock, self._counts = threading.Lock(), Counts()
+
+    def add(self, **more: int) -> None:
+        """Add to counts by their names."""
+        with self._lock:
+            for name, number in more.items():
+                setattr(self._counts, name, getattr(self._counts, name) + number)
+
+    def take(self) -> Counts:
+        """Return the counts, which begin at zero again."""
+        with self._lock:
+            taken, self._counts = self._counts, Counts()
+        return taken
+
+
+COUNTS = _Counter()
+
+
+class ReadsThrough(Protocol):
+    """A cache of objects."""
+
+    def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
+        """Return the contents of parts; `fetch` reads one from its bucket."""
+
+
+_cache: ReadsThrough | None = None
+
+
+def use_cache(cache: ReadsThrough | None) -> None:
+    """Read objects through this cache from now on, in this process and its forks."""
+    global _cache
+    _cache = cache
+
+
+def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
+    """Return the contents of objects, one after the other: threads that call it read at the same time.
+
+    Raises:
+        FileNotFoundError: one does not exist, or has another size than when it was indexed.
+        StoreError: the object store does not answer; names the URI and the reason.
+    """
+    return [*map(_fetch, parts)] if _cache is None else _cache.read(parts, _fetch)
+
+
 def read(uri: str) -> bytes:
     """The content of a file.
 
@@ -90,14 +186,97 @@ def read(uri: str) -> bytes:
         StoreError: the object store does not answer; names the URI and the reason.
         OSError: a local file cannot be read.
     """
-    if uri.startswith("/"):
-        return Path(uri).read_bytes()
+    return Path(uri).read_bytes() if uri.startswith("/") else bytes(read_objects([ObjectPart(uri)])[0])
+
+
+def _fetch(part: ObjectPart) -> memoryview:
+    scheme, _, path = part.uri.partition("://")
+    bucket, _, key = path.partition("/")
+    if part.length == 0:
+        return memoryview(b"")
     try:
-        with file_system(uri).open_input_stream(uri.partition("://")[2], compression=None) as file:
-            return bytes(file.read())
+        store = _s3(bucket, os.environ.get("AWS_ENDPOINT_URL", ""), os.getpid()) if scheme == "s3" else None
+        content, size = _by_arrow(part) if store is None else _from_s3(store, key, part)
     except OSError as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else StoreError
-        raise kind(f"cannot read {uri}: {reason(error)}") from error
+        raise kind(f"cannot read {part.uri}: {reason(error)}") from error
+    COUNTS.add(requests=1, bytes=content.nbytes)
+    if part.size not in (None, size):
+        raise FileNotFoundError(f"{part.uri} has {size} bytes, and had {part.size} when it was indexed: start again")
+    return content
+
+
+def _by_arrow(part: ObjectPart) -> tuple[memoryview, int]:
+    system, path = file_system(part.uri), part.uri.partition("://")[2]
+    if part.length is None:
+        with system.open_input_stream(path, compression=None) as stream:
+            content = memoryview(stream.read())
+        return content, content.nbytes
+    with system.open_input_file(path) as file:
+        return memoryview(file.read_at(part.length, part.offset)), file.size()
+
+
+def _from_s3(store: "S3Store", key: str, part: ObjectPart) -> tuple[memoryview, int]:
+    import obstore
+    from obstore.exceptions import BaseError
+
+    options: Any = {} if part.length is None else {"range": (part.offset, part.offset + part.length)}
+    for attempt in range(_ATTEMPTS):
+        try:
+            found = obstore.get(store, key, options=options)
+            return memoryview(found.bytes()), found.meta["size"]
+        except BaseError as error:
+            answer, may_pass = _answer(str(error))
+            if not may_pass or attempt == _ATTEMPTS - 1:
+                raise OSError(answer) from error
+        COUNTS.add(repeated=1)
+        time.sleep(_FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1.0))
+    raise AssertionError
+
+
+def _answer(text: str) -> tuple[str, bool]:
+    """Return the reason in an error of obstore, and whether the error may pass."""
+    status, code = re.search(r"status code: (\d+)", text), re.search(r"<Code>(\w+)", text)
+    if "Received redirect" in text:
+        return "HTTP status 301: set AWS_REGION to the region of the bucket", False
+    if status is None:
+        return text.partition("\n")[0].rpartition(" - ")[2].removeprefix("Generic S3 error: "), "HTTP error" in text
+    name = code[1] if code else ""
+    remedy = {
+        "ExpiredToken": ": the credentials have expired, so give new ones and start again",
+        "RequestTimeTooSkewed": ": the clock of this machine is wrong",
+    }.get(name, "")
+    return f"HTTP status {status[1]} {name}{remedy}".rstrip(), int(status[1]) in (408, 429, *range(500, 600))
+
+
+_obstore = {"runs": False, "lost": False}
+"""Whether this process has obstore's threads, and whether it is a fork of one that has: it can start none then."""
+os.register_at_fork(after_in_child=lambda: _obstore.update(lost=_obstore["runs"]))
+
+
+# For each process, since a forked one must not use its parent's connections.
+@cache
+def _s3(bucket: str, endpoint: str, _process: int) -> "S3Store | None":
+    """Return a bucket as obstore reads it; None if pyarrow has to: it alone finds credentials in the files of AWS."""
+    from obstore.store import S3Store
+    from pyarrow.fs import resolve_s3_region
+
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
+    in_files = "AWS_PROFILE" in os.environ or any(Path(file).expanduser().is_file() for file in files)
+    if _obstore["lost"] or ("AWS_ACCESS_KEY_ID" not in os.environ and in_files):
+        return None
+    _obstore["runs"] = True
+    options: dict[str, Any] = {}
+    if endpoint:
+        options["endpoint"] = endpoint
+    elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
+        options["region"] = resolve_s3_region(bucket)
+    return S3Store(
+        bucket,
+        **options,
+        client_options={"allow_http": True, "connect_timeout": "5s", "read_timeout": f"{_STALLED_SECONDS}s"},
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=_STALLED_SECONDS)},
+    )
 
 
 def modified_ns(path: str) -> int | None:

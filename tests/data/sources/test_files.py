@@ -97,7 +97,7 @@ def test_a_list_with_absolute_paths_and_uris(root: str) -> None:
         "s3://other/3.jpg",
         f"{root}/gs:/4.jpg",
     ]
-    assert files.dali_reads
+    assert not files.dali_reads
     assert str(files) == f"the list of {root}/a/1.jpg and 3 more"
     with pytest.raises(UsageError, match=mentioning("/elsewhere paths relative")):
         files.relocate("/elsewhere")
@@ -116,9 +116,9 @@ def test_a_mixed_list_is_read(s3: PutObjects, gcs: dict[str, bytes], tmp_path: P
     assert not files.dali_reads
     assert [content.tobytes() for content in files.files(ids)] == [contents[id] for id in ids]
 
-    by_dali = Files.from_list(str(tmp_path / "root"), paths[:3])
+    by_dali = Files.from_list(str(tmp_path / "root"), paths[:2])
     assert by_dali.dali_reads
-    assert read_by_dali(by_dali.files(ids[1:])) == [contents[id] for id in ids[1:]]
+    assert read_by_dali(by_dali.files(ids[2:4] // 2)) == [contents[id] for id in ids[2:4] // 2]
 
 
 def test_a_local_path_that_looks_like_a_uri_is_local(tmp_path: Path) -> None:
