@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+GIGABYTE = 1e9
 _EXCEPTION = re.compile(r"(rank \d+: )?(\w+\.)*\w*(Error|Exception|Exit|Interrupt|Timeout): *\S")
 
 

@@ -25,7 +25,7 @@ from raydali.commands.verify import show
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
-from raydali.text import plural
+from raydali.text import GIGABYTE, plural
 
 if TYPE_CHECKING:
     from raydali.data.sources.files import Files
@@ -34,7 +34,6 @@ RECORD = "prepared.json"
 """File in the target: its source and settings, whether it is complete, and the number of broken images."""
 TIMES = "source_times"
 """A key in the record: copies have the time of their source files. Earlier versions did not set the time."""
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
+from raydali.data.sources.cache_entries import CacheOption
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import parse_trackers
@@ -31,6 +32,7 @@ PLACEMENT_OPTIONS = {
     "start_timeout",
     "keep_epochs",
     "profile_steps",
+    "cache",
     "track",
     "hw_decoder_load",
     "largest_image",
@@ -95,6 +97,9 @@ class LaunchOptions:
     """Optimiser steps between checkpoints, in addition to one per epoch; 0: only one per epoch."""
     keep_epochs: Annotated[int, AT_LEAST_0] = 0
     """Keep the checkpoint of every N-th epoch permanently, in addition to the newest three; 0: only these three."""
+    cache: str | None = None
+    """DIR[:SIZE], a folder on a local disk of each node: samples of a bucket are kept there, shared out over the nodes,
+    and read from the bucket once. Sizes such as 500G. Default without SIZE: the free space, less a margin."""
     trace_samples: bool = False
     """Record which rank trained on which sample at which step, in the folder samples/ of the run."""
     max_failures: Annotated[int, Bounds(least=-1)] = 3
@@ -114,6 +119,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         _ = self.worker_range, self.trackers
+        if self.cache is not None:
+            CacheOption.parse(self.cache)
         if self.gpu and self.no_gpu:
             raise UsageError("--gpu and --no-gpu exclude each other: give at most one of them")
         for name, bounds in _bounds_of(type(self)).items():

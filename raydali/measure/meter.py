@@ -4,11 +4,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from raydali.data.sources.storage import COUNTS, Counts
 from raydali.host.cpu_times import cpu_times
 from raydali.host.hardware import has_bf16
 from raydali.measure.ceiling import share_of_ceiling
@@ -264,6 +266,7 @@ class EpochMeter:
             checkpoint_seconds=times.get("checkpoint", 0.0),
             first_batch_seconds=self._first_batch_seconds,
             replaced=self.replaced,
+            storage=asdict(counts) if (counts := COUNTS.take()) != Counts() else {},
             steps=self.steps,
             first_step_seconds=self._first_step_seconds,
             exchange_seconds=exchange,

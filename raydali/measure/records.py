@@ -37,6 +37,9 @@ class RankRecord:
     replaced: int = 0
     """Number of broken samples that were replaced."""
 
+    storage: dict[str, int] = field(default_factory=dict)
+    """What was read from buckets, validation included, see `storage.Counts`; empty if nothing was."""
+
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
     has_bf16: bool = False
@@ -153,6 +156,8 @@ def epoch_record(
     of_ceiling = share_of_ceiling(rate, ceiling_images_per_second)
     if rate and of_ceiling is None:
         ceiling_images_per_second = None
+    names = dict.fromkeys(name for record in records for name in record.storage)
+    storage = {name: sum(each.storage.get(name, 0) for each in records) for name in names} or None
     line: dict[str, Any] = {
         "epoch": epoch,
         "step": step,
@@ -175,6 +180,8 @@ def epoch_record(
         "validation": validation,
         "checkpoint_seconds": seconds("checkpoint_seconds"),
         "quarantined": quarantined,
+        "storage": storage,
+        "cached": _cached(storage) if storage else None,
         "verdict": None,
         "costs": None,
         "ranks": [asdict(record) for record in records],
@@ -189,6 +196,12 @@ def epoch_record(
         if found.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line
+
+
+def _cached(storage: Mapping[str, int]) -> float | None:
+    """Return the share of the reads of a bucket's objects that caches answered."""
+    hits = storage["hits"] + storage["peer_hits"]
+    return hits / (hits + storage["requests"]) if hits or storage["requests"] else None
 
 
 def _utilisation(segments: Sequence[Segment], flops: float) -> float | None:

@@ -103,6 +103,7 @@ def verdict(
         has_bf16=all(rank.get("has_bf16", False) for rank in ranks),
         options=options,
         useful_block=useful_block,
+        repeated=sum(rank.get("storage", {}).get("repeated", 0) for rank in ranks),
     )
     return Verdict(kind, cause, costs, describe(finding))
 
@@ -137,6 +138,7 @@ class Finding:
         idle: share of idle cores on the busiest node.
         has_bf16: whether all devices have bf16 units.
         options, useful_block: see `verdict`.
+        repeated: requests that a bucket refused or broke.
     """
 
     cause: str
@@ -157,6 +159,7 @@ class Finding:
     has_bf16: bool
     options: Any
     useful_block: Callable[[], int] = lambda: 0
+    repeated: int = 0
 
     def option(self, name: str, default: Any) -> Any:  # noqa: ANN401 (an option of any type)
         """Return an option of the job; the default for a job without it, and for a training loop without a job."""
@@ -197,11 +200,16 @@ def _waited(found: Finding) -> str:
     text = f"{who} waited {found.wait:.0%} of the time for data"
     if found.mutual_wait >= 0.005:
         text += f" and {found.mutual_wait:.0%} for each other's data"
+    if found.repeated and found.cause == "storage":
+        text += f"; the bucket refused or broke {plural(found.repeated, 'request')}"
     return text
 
 
 def _faster_reads(found: Finding) -> str:
-    if found.nodes > 1 or "://" in str(found.option("data", "")):
+    in_bucket = "://" in str(found.option("data", ""))
+    if in_bucket and found.options is not None and found.option("cache", "") is None:
+        return "--cache DIR on a local disk, which reads from the bucket once"
+    if found.nodes > 1 or in_bucket:
         return "a copy of the data on local disks"
     block = found.useful_block() if found.options is not None else 0
     in_blocks = f"--shuffle-block {block} if the disk is a hard disk, else a faster disk"

@@ -33,9 +33,11 @@ _COLUMNS = (
     ("ceiling", "of_ceiling", 7, ".1%"),
     ("MFU", "mfu", 5, ".1%"),
     ("wait", "loader_wait_fraction", 5, ".1%"),
+    ("cached", "cached", 6, ".1%"),
     ("loss", "loss", 7, ".4f"),
     ("lr", "learning_rate", 7, ".2g"),
 )
+_IF_MEASURED = "mfu", "cached"
 _OF_TASKS: dict[str, tuple[_Column, ...]] = {
     "top1": (("top-1", "top1", 6, ".4f"), ("top-5", "top5", 6, ".4f")),
     "psnr": (("psnr", "psnr", 5, ".2f"), ("input", "input_psnr", 5, ".2f"), ("ssim", "ssim", 6, ".4f")),
@@ -48,7 +50,7 @@ CONTINUES = "training continues to the next checkpoint"
 _NOT_OF_TASK = "images", "loss", "seconds", "broken"
 _MOST_OF_OWN_JOB = 3
 _SECONDS = ("seconds", "seconds", 7, ".1f")
-_LEFT_OUT_FIRST = "MFU", "images", "lr", "input"
+_LEFT_OUT_FIRST = "MFU", "cached", "images", "lr", "input"
 """Columns to omit on a narrow terminal, in this order; 80 characters suffice for all."""
 
 QUARANTINED_SHOWN = 5
@@ -161,7 +163,7 @@ class Console:
             own = [name for name, value in metrics.items() if isinstance(value, float) and name not in _NOT_OF_TASK]
             of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
             of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
-            known = (column for column in _COLUMNS if column[1] != "mfu" or record.get("mfu") is not None)
+            known = (each for each in _COLUMNS if each[1] not in _IF_MEASURED or record.get(each[1]) is not None)
             measured = (column for column in of_task if column[1] in metrics)
             self._columns = self._fitting((*known, *measured, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))

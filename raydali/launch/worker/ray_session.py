@@ -25,6 +25,7 @@ from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
+from raydali.launch.worker.shared_cache import shared_cache
 from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.events import Notice, Resumed, Started
@@ -168,7 +169,10 @@ def run_worker(config: dict[str, Any]) -> None:
             for text in failed_checks():
                 session.warn(text)
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
-            task.train(resolve_on_hardware(options, session, samples=task.samples), ray.get(task.data), session)
+            data = [str(getattr(options, name, "")) for name in ("data", "val_data")]
+            address = ray.util.get_node_ip_address()
+            with shared_cache(options.cache, session.worker, address, data, session.warn):
+                task.train(resolve_on_hardware(options, session, samples=task.samples), ray.get(task.data), session)
             if session.steps_left:
                 left = plural(session.steps_left, "step")
                 raise UsageError(f"the job's train function returned {left} early: iterate over all `run.steps`")

@@ -1,0 +1,204 @@
+"""The entries of a node's cache on its disk, which all processes of the node share; node_cache.py reads through them.
+
+An entry is a file: the content, and its hash. FOLDER/BUCKET/ab/cdef... is renamed into place, FOLDER/used counts the
+bytes of all, FOLDER/node is the node's id, and FOLDER/groups the nodes of earlier worker groups.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from raydali.data.sources.storage import COUNTS
+from raydali.errors import UsageError
+
+KEY_BYTES = HASH_BYTES = 16
+MARGIN = 0.05
+"""Share of a disk that is left free if no size is given."""
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
+_COUNTER = struct.Struct("<q")
+_GROUPS_KEPT = 8
+_FULL_PAUSE = 60.0
+"""Seconds without writing after a disk was full."""
+
+_log = logging.getLogger(__name__)
+
+
+class CacheOption(NamedTuple):
+    """`DIR[:SIZE]`: the folder, absolute, and the number of bytes; None for the free space less a margin."""
+
+    folder: str
+    size: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> "CacheOption":
+        """Return the option in a text.
+
+        Raises:
+            UsageError: the size is not one, or the folder is not local.
+        """
+        folder, colon, size = text.rpartition(":")
+        found = _SIZE.fullmatch(size) if colon else None
+        if "://" in text or not (folder or size):
+            raise UsageError(
+                f"--cache {text} is not a folder of a node: give one on a local disk, such as /mnt/cache:500G"
+            )
+        if colon and found is None:
+            raise UsageError(f"--cache {text} ends with no size: give DIR or DIR:SIZE, such as /mnt/cache:500G")
+        number = None if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
+        if number == 0:
+            raise UsageError(f"--cache {text} has no room: give a size above 0, or leave out --cache")
+        return cls(str(Path(folder if colon else text).expanduser().absolute()), number)
+
+
+class Entries:
+    """The entries on this node's disk, which all processes of the node share.
+
+    Args:
+        option: the folder and its size.
+
+    Attributes:
+        node: the id of the node, which stays with the folder.
+        limit: bytes that all entries may have together.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+
+    def __init__(self, option: CacheOption) -> None:
+        self.folder = option.folder
+        os.makedirs(self.folder, exist_ok=True)
+        self._used = os.open(f"{self.folder}/used", os.O_RDWR | os.O_CREAT, 0o666)
+        self._lock, self._silent_until = threading.Lock(), 0.0
+        with self._locked():
+            path = Path(self.folder, "node")
+            if not path.is_file():
+                path.write_text(secrets.token_hex(8))
+            self.node = path.read_text()
+            if os.fstat(self._used).st_size != _COUNTER.size:
+                os.pwrite(self._used, _COUNTER.pack(0), 0)
+        disk = shutil.disk_usage(self.folder)
+        free = disk.free - int(MARGIN * disk.total)
+        self.limit = max(0, self.used + free) if option.size is None else option.size
+
+    @property
+    def used(self) -> int:
+        """The bytes of all entries."""
+        return int(_COUNTER.unpack(os.pread(self._used, _COUNTER.size, 0))[0])
+
+    def count(self) -> dict[str, int]:
+        """Count the bytes of each bucket's entries again: a killed process may have left the counter behind."""
+        sizes: dict[str, int] = {}
+        with self._locked():
+            for bucket in os.scandir(self.folder):
+                if bucket.is_dir():
+                    sizes[bucket.name] = sum(
+                        each.stat().st_size for at in os.scandir(bucket) for each in os.scandir(at)
+                    )
+            os.pwrite(self._used, _COUNTER.pack(sum(sizes.values())), 0)
+        return sizes
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.flock(self._used, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._used, fcntl.LOCK_UN)
+
+    def _reserve(self, size: int) -> bool:
+        if size > 0 and self.used + size > self.limit:
+            return False
+        with self._locked():
+            used = self.used + size
+            if size > 0 and used > self.limit:
+                return False
+            os.pwrite(self._used, _COUNTER.pack(used), 0)
+        return True
+
+    def read(self, bucket: str, key: bytes) -> memoryview | None:
+        """Return the content of an entry; None if there is none, or a damaged one, which is removed."""
+        path = entry_path(self.folder, bucket, key)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                raw = file.read()
+        except OSError:
+            return None
+        content = checked(key, memoryview(raw))
+        if content is None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                self._reserve(-len(raw))
+        return content
+
+    def write(self, bucket: str, key: bytes, content: memoryview) -> bool:
+        """Write an entry, if there is room for it and it is not there; return whether it is there now."""
+        path = entry_path(self.folder, bucket, key)
+        if os.path.exists(path):
+            return True
+        size = content.nbytes + HASH_BYTES
+        if time.monotonic() < self._silent_until or not self._reserve(size):
+            return False
+        partial = f"{path}.{os.getpid()}-{threading.get_ident()}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.write(hash_of(key, content))
+            os.rename(partial, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            self._reserve(-size)
+            self._silent_until = time.monotonic() + _FULL_PAUSE
+            _log.warning(
+                "--cache %s takes no more for now, since it cannot be written: %s", self.folder, error.strerror
+            )
+            return False
+        return True
+
+    def groups(self, nodes: Sequence[str] | None = None) -> list[list[str]]:
+        """Return the nodes of earlier worker groups, the newest last; those given are recorded as one."""
+        path = Path(self.folder, "groups")
+        try:
+            earlier: list[list[str]] = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            earlier = []
+        if nodes is not None and [*nodes] not in earlier[-1:]:
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps([*(each for each in earlier if each != [*nodes]), [*nodes]][-_GROUPS_KEPT:]))
+            partial.rename(path)
+        return earlier
+
+
+def hash_of(key: bytes, content: memoryview) -> bytes:
+    """Return the hash at an entry's end: an entry under another's name does not have it either."""
+    return blake2b(content, digest_size=HASH_BYTES, key=key).digest()
+
+
+def checked(key: bytes, raw: memoryview) -> memoryview | None:
+    """Return the content of an entry; None if it is not what was written."""
+    content = raw[:-HASH_BYTES]
+    if raw.nbytes >= HASH_BYTES and hash_of(key, content) == raw[-HASH_BYTES:]:
+        return content
+    COUNTS.add(damaged=1)
+    return None
+
+
+def entry_path(folder: str, bucket: str, key: bytes) -> str:
+    """Return where an entry lies."""
+    name = key.hex()
+    return f"{folder}/{bucket}/{name[:2]}/{name[2:]}"

@@ -1,0 +1,76 @@
+"""Joins the caches of the nodes (`--cache`) of a worker group: each rank reads through them from then on."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from raydali.data.sources import storage
+from raydali.data.sources.cache_entries import CacheOption, Entries
+from raydali.data.sources.cache_peers import Peers, Server
+from raydali.data.sources.node_cache import NodeCache, bucket_of
+from raydali.text import GIGABYTE
+from raydali.train.worker import Worker
+
+_CROWDED = 0.1
+"""From this share of the size on, entries of other data are worth a warning once there is no room."""
+
+
+@contextmanager
+def shared_cache(
+    option: str | None, worker: Worker, address: str, data: Iterable[str], warn: Callable[[str], None]
+) -> Iterator[None]:
+    """Read objects through the cache of all nodes in the `with` block. All ranks must enter it.
+
+    A folder that cannot be used is warned of; its node then reads what other nodes have, and the bucket.
+
+    Args:
+        option: `DIR[:SIZE]`; None for no cache.
+        worker: this rank.
+        address: of this node, at which other nodes reach it.
+        data: the URIs of the run's data.
+        warn: shows a warning.
+    """
+    if option is None:
+        yield
+        return
+    token = bytes.fromhex(worker.from_first(secrets.token_hex(16)))
+    entries: Entries | None = None
+    server: Server | None = None
+    port = 0
+    try:
+        entries = Entries(CacheOption.parse(option))
+        server = Server(entries.folder, entries.limit, address, token)
+        port = server.port()
+    except OSError as error:
+        at = f"--cache {option} cannot be used on node {worker.node}: {error.strerror or error}"
+        warn(f"{at}; give a folder that can be written. What no other node has is read from the bucket")
+    earlier = [] if entries is None else entries.groups()
+    members = worker.exchange([entries.node if entries else "", address, port, earlier])
+    nodes = sorted({node for node, *_ in members} - {""})
+    servers: dict[str, list[tuple[str, int]]] = {}
+    for node, host, at_port, _ in members:
+        if at_port and (entries is None or node != entries.node):
+            servers.setdefault(node, []).append((host, at_port))
+    first = [node for node, *_ in members].index(entries.node if entries else "") == worker.rank
+    if entries is not None and first:
+        entries.groups(nodes)
+        threading.Thread(target=_count, args=(entries, {*map(bucket_of, data)}, warn), daemon=True).start()
+    groups = [group for *_, earlier in members for group in earlier]
+    cache = NodeCache(entries, Peers(servers, token), nodes, groups)
+    storage.use_cache(cache)
+    try:
+        yield
+    finally:
+        storage.use_cache(None)
+        cache.close()
+        if server is not None:
+            server.close()
+
+
+def _count(entries: Entries, ours: set[str], warn: Callable[[str], None]) -> None:
+    others = {bucket: size for bucket, size in entries.count().items() if bucket not in ours}
+    largest = max(others, key=lambda bucket: others[bucket], default="")
+    if largest and others[largest] > _CROWDED * entries.limit and entries.used > (1 - _CROWDED) * entries.limit:
+        held = f"{others[largest] / GIGABYTE:.1f} of its {entries.limit / GIGABYTE:.1f} GB are other data"
+        warn(f"the cache {entries.folder} is full, and {held}: remove {entries.folder}/{largest} to make room")

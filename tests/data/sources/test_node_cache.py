@@ -1,0 +1,221 @@
+"""The cache of several nodes: each node here is a folder and a server process of its own."""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
+from raydali.data.sources.cache_peers import Peers, Server
+from raydali.data.sources.node_cache import NodeCache, key_of, owners_of
+from raydali.data.sources.storage import COUNTS, ObjectPart
+from raydali.errors import UsageError
+from tests.support.messages import mentioning
+
+SAMPLES, BYTES = 1200, 500
+PARTS = [ObjectPart(f"s3://bucket/{number}.jpg") for number in range(SAMPLES)]
+
+
+def content(part: ObjectPart) -> memoryview:
+    return memoryview(part.uri.encode() + bytes(BYTES - len(part.uri)))
+
+
+class Bucket:
+    """Counts what is read from it."""
+
+    def __init__(self) -> None:
+        self.read: list[ObjectPart] = []
+
+    def fetch(self, part: ObjectPart) -> memoryview:
+        self.read.append(part)
+        return content(part)
+
+
+class Node:
+    """One rank of a worker group, alone on its node."""
+
+    def __init__(self, folder: Path, size: int, token: bytes) -> None:
+        self.entries = Entries(CacheOption(str(folder), size))
+        self.server = Server(str(folder), size, "127.0.0.1", token)
+        self.port = self.server.port()
+        self.cache: NodeCache
+
+
+@contextmanager
+def group(folders: Sequence[Path], size: int) -> Iterator[list[Node]]:
+    """A worker group with one node for each folder; its copies have arrived at the end."""
+    token = secrets.token_bytes(16)
+    with ExitStack() as stack:
+        nodes = [Node(folder, size, token) for folder in folders]
+        for node in nodes:
+            stack.callback(node.server.close)
+        ids = sorted(node.entries.node for node in nodes)
+        earlier = [of for node in nodes for of in node.entries.groups(ids)]
+        for node in nodes:
+            others = {each.entries.node: [("127.0.0.1", each.port)] for each in nodes if each is not node}
+            node.cache = NodeCache(node.entries, Peers(others, token), ids, earlier)
+        yield nodes
+        for node in nodes:
+            node.cache.close()
+
+
+def epoch(nodes: Sequence[Node], bucket: Bucket, seed: int, parts: Sequence[ObjectPart] = PARTS) -> None:
+    """Each sample once, on any node, in batches of eight."""
+    order = np.random.default_rng(seed).permutation(len(parts))
+    for turn, batch in enumerate(np.array_split(order, len(order) // 8)):
+        wanted = [parts[id] for id in batch]
+        found = nodes[turn % len(nodes)].cache.read(wanted, bucket.fetch)
+        assert [bytes(each) for each in found] == [bytes(content(part)) for part in wanted]
+
+
+def folders(path: Path, number: int) -> list[Path]:
+    return [path / f"node{place}" for place in range(number)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_with_room_for_all_the_bucket_is_read_once(tmp_path: Path, nodes: int) -> None:
+    bucket = Bucket()
+    for start in range(2):  # a restart keeps the entries
+        with group(folders(tmp_path, nodes), 10**8) as those:
+            epoch(those, bucket, start)
+    assert sorted(bucket.read) == sorted(PARTS)
+    held = [sum(file.is_file() for file in folder.glob("s3-bucket/*/*")) for folder in folders(tmp_path, nodes)]
+    assert sum(held) == SAMPLES and min(held) > 0.85 * SAMPLES / nodes
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75])
+def test_the_hit_rate_is_the_capacity(tmp_path: Path, share: float) -> None:
+    size = int(share * SAMPLES * (BYTES + HASH_BYTES) / 2)
+    with group(folders(tmp_path, 2), size) as nodes:
+        epoch(nodes, Bucket(), 0)
+    for seed in (1, 2):
+        bucket = Bucket()
+        with group(folders(tmp_path, 2), size) as nodes:
+            epoch(nodes, bucket, seed)
+            assert all(node.entries.used <= size for node in nodes)
+        assert 1 - len(bucket.read) / SAMPLES == pytest.approx(share, abs=0.01)
+
+
+def test_a_third_node_takes_what_the_others_have(tmp_path: Path) -> None:
+    bucket = Bucket()
+    with group(folders(tmp_path, 2), 10**8) as nodes:
+        epoch(nodes, bucket, 0)
+        before = owners_of([*map(key_of, PARTS)], sorted(node.entries.node for node in nodes))
+    with group(folders(tmp_path, 3), 10**8) as nodes:
+        epoch(nodes, bucket, 1)
+        after = owners_of([*map(key_of, PARTS)], sorted(node.entries.node for node in nodes))
+        third = nodes[2].entries.node
+    assert len(bucket.read) == SAMPLES
+    moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert {new for _, new in moved} == {third} and len(moved) <= 1.1 * SAMPLES / 3
+
+
+def test_the_part_of_a_node_that_is_gone_is_read_from_the_bucket_once(tmp_path: Path) -> None:
+    three = folders(tmp_path, 3)
+    with group(three, 10**8) as nodes:
+        epoch(nodes, Bucket(), 0)
+    lost = sum(1 for _ in three[2].glob("s3-bucket/*/*"))
+    bucket = Bucket()
+    for seed in (1, 2):
+        with group(three[:2], 10**8) as nodes:
+            epoch(nodes, bucket, seed)
+    assert len(bucket.read) == len({*bucket.read}) == lost
+
+
+def test_a_server_that_dies_while_it_serves_costs_reads_of_the_bucket(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with group(folders(tmp_path, 2), 10**8) as nodes:
+        epoch(nodes, Bucket(), 0)
+        bucket = Bucket()
+        epoch(nodes, bucket, 1, PARTS[:80])
+        assert not bucket.read
+        os.kill(nodes[1].server.pid, 9)
+        nodes[1].server.close()
+        epoch(nodes[:1], bucket, 2)
+        assert 0 < len(bucket.read) < SAMPLES
+    assert sum("does not answer" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) -> None:
+    with group(folders(tmp_path, 2), 10**8) as nodes:
+        epoch(nodes, Bucket(), 0)
+    damaged = next(iter(sorted(folders(tmp_path, 2)[owner].glob("s3-bucket/*/*"))))
+    good = damaged.read_bytes()
+    for bad in (good[:-1], b"", good[:100] + b"?" + good[101:]):
+        damaged.write_bytes(bad)
+        bucket = Bucket()
+        COUNTS.take()
+        with group(folders(tmp_path, 2), 10**8) as nodes:
+            epoch(nodes[:1], bucket, 1)
+        assert len(bucket.read) == COUNTS.take().damaged == 1
+        assert damaged.read_bytes() == good
+
+
+def test_a_full_disk_and_a_counter_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], check=True)
+    try:
+        bucket = Bucket()
+        with group([disk / "cache"], 10**8) as nodes:
+            epoch(nodes, bucket, 0)
+            epoch(nodes, bucket, 1)
+            held = SAMPLES - len(bucket.read[SAMPLES:])
+            assert 0 < held < SAMPLES
+            os.pwrite(os.open(disk / "cache/used", os.O_RDWR), b"\1" * 8, 0)
+            assert nodes[0].entries.count() == {"s3-bucket": held * (BYTES + HASH_BYTES)}
+            assert nodes[0].entries.used == held * (BYTES + HASH_BYTES)
+        assert sum("cannot be written: No space left" in line for line in caplog.messages) == 1
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
+    with group(folders(tmp_path, 1), 10**8) as (node,):
+        epoch([node], Bucket(), 0)
+        wanted = [("s3-bucket", key_of(PARTS[0]))]
+        for token, answers in ((secrets.token_bytes(16), False), (b"", False)):
+            peers = Peers({"a": [("127.0.0.1", node.port)]}, token or b"short")
+            assert (peers.get("a", wanted) != [None]) is answers
+            peers.close()
+
+
+def test_parts_of_one_object_are_different_entries(tmp_path: Path) -> None:
+    parts = [ObjectPart("s3://bucket/a.tar", offset, 10, 1000) for offset in (0, 10, 20)]
+
+    def read(part: ObjectPart) -> memoryview:
+        return memoryview(bytes([part.offset]) * 10)
+
+    with group(folders(tmp_path, 1), 10**8) as (node,):
+        assert [bytes(each) for each in node.cache.read(parts, read)] == [b"\0" * 10, b"\n" * 10, b"\x14" * 10]
+        again = node.cache.read(parts[::-1], lambda _: pytest.fail("it is there"))
+        assert [bytes(each)[0] for each in again] == [20, 10, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("/mnt/cache", None), ("/mnt/cache:500G", 500 * 10**9), ("/mnt/cache:1.5tb", 1500 * 10**9), ("/m:12", 12)],
+)
+def test_the_option(text: str, size: int | None) -> None:
+    assert CacheOption.parse(text) == (text.partition(":")[0], size)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/mnt/cache:full", "DIR:SIZE such as 500G"),
+        ("s3://bucket/cache", "not a folder of a node a local disk"),
+        ("/mnt/cache:0", "no room above 0"),
+        ("", "not a folder"),
+    ],
+)
+def test_options_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=mentioning(message)):
+        CacheOption.parse(text)
