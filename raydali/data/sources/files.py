@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,7 +26,9 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 
 # In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
-_READING_THREADS = 32
+_LOCAL_PARTS, _REMOTE_PARTS = 32, 64
+_READERS = 256
+"""Threads of a process that read: as many as four batches have parts, which are read ahead at the same time."""
 _BYTES_AT_ONCE = 1 << 24
 _PATHS_AT_ONCE = 1 << 16
 
@@ -150,7 +152,7 @@ class Files:
         Raises:
             OSError: a file cannot be read; names its path. Paths are not checked.
         """
-        return self._padded_paths(ids) if self._is_local else read_in_parts(self._contents, ids)
+        return self._padded_paths(ids) if self._is_local else read_in_parts(self._contents, ids, remote=True)
 
     @cached_property
     def _is_local(self) -> bool:
@@ -232,12 +234,19 @@ def check_path(root: str, path: str) -> None:
 
 
 def read_in_parts(
-    contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64]
+    contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64], *, remote: bool
 ) -> list[NDArray[np.uint8]]:
-    """The result of `contents` for these ids, computed on many threads."""
-    with reading(), ThreadPoolExecutor(_READING_THREADS) as threads:
-        # In parts, since passing single files between threads takes as long as reading them.
-        return list(chain.from_iterable(threads.map(contents, np.array_split(ids, _READING_THREADS))))
+    """The result of `contents` for these ids, computed on many threads: on more if they wait for a bucket."""
+    # In parts, since passing single files between threads takes as long as reading them.
+    parts = np.array_split(ids, max(1, min(len(ids), _REMOTE_PARTS if remote else _LOCAL_PARTS)))
+    with reading():
+        return list(chain.from_iterable(_readers(os.getpid()).map(contents, parts)))
+
+
+# For each process, since a forked one has none of its parent's threads.
+@cache
+def _readers(_process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_READERS, thread_name_prefix="readers")
 
 
 def absolute(root: str) -> str:

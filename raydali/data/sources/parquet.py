@@ -52,6 +52,7 @@ class Parquet(Shards):
     """
 
     column: str = IMAGE
+    in_ranges = False
 
     @classmethod
     def scan(

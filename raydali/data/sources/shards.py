@@ -64,6 +64,8 @@ class Shards:
 
     mark: ClassVar[str] = "#"
     """Separates a shard's path from an image's name in messages."""
+    in_ranges: ClassVar[bool] = True
+    """Whether an image is a range of its shard's bytes."""
     first_labels: ClassVar[tuple[int, ...]] = (0,)
     """Values at which numeric labels may begin."""
 
@@ -179,10 +181,10 @@ class Shards:
         Raises:
             StoreError: an image cannot be read, or the size of its shard has changed; names it.
         """
-        return read_in_parts(self._contents, ids)
+        return read_in_parts(self._contents, ids, remote="://" in self.root)
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        if "://" in self.root:
+        if "://" in self.root and self.in_ranges:
             with suppress(OSError):  # which one, and why, is found below
                 parts = zip(self.offsets[ids].tolist(), self.lengths[ids].tolist(), strict=True)
                 wanted = [
