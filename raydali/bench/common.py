@@ -34,6 +34,9 @@ class BenchOptions:
     json: JsonFile = None
 
 
+_READ_BUCKETS = {"raydali", "synthetic"}
+
+
 def names(listed: str) -> list[str]:
     """Split a comma-separated list of names; each is kept once."""
     return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
@@ -73,8 +76,9 @@ def check(options: Any, **choices: Collection[str]) -> None:
             if each in OF_DALI:
                 require_dali(f"--{name} {each}", f"leave {each} out of --{name}")
     data = getattr(options, "data", None)
-    if data is not None and "://" in data:
-        raise UsageError(f"--data {data} is not local, as the other loaders need it: give a copy on a disk")
+    if data is not None and "://" in data and not _READ_BUCKETS.issuperset(names(getattr(options, "loaders", ""))):
+        remedy = "give a copy on a disk, or --loaders raydali,synthetic"
+        raise UsageError(f"--data {data} is not local, as the other loaders need it: {remedy}")
     require_writable("--json", options.json)
 
 

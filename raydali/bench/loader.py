@@ -21,7 +21,6 @@ include the time of a disk.
 import statistics
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
         measure_loaders(rows, task, options, RIVALS)
         # The mean size is estimated from a thousand, since all of them may take long.
         some = np.linspace(0, len(source) - 1, min(1000, len(source))).astype(np.int64).tolist()
-        size = round(statistics.mean(Path(source.path(id)).stat().st_size for id in some))
+        size = round(statistics.mean(len(source.read(id)) for id in some))
     settings = asdict(options) | {"images": len(source), "bytes_per_image": size}
     title = loader_title(f"{len(source):,} images of {size / 1000:,.0f} KB", settings)
     result = common.result_of("bench loader", settings, rows)
