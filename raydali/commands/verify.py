@@ -8,7 +8,6 @@ there are cores. These may die of a file, which is named. A run uses the same cr
 (data/loading/quarantine.py).
 """
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -129,10 +128,8 @@ def _show_printed(printed: dict[str, str]) -> None:
 def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
     from raydali.data.sources.files import absolute
-    from raydali.data.sources.folder_layout import split_files
-    from raydali.data.sources.formats import check_column_options, kind_and_files, labeled_images
+    from raydali.data.sources.formats import check_column_options, labeled_images, split_roots
     from raydali.data.sources.image_pairs import ImagePairs
-    from raydali.data.sources.storage import is_folder
     from raydali.data.sources.video.clips import scan_videos
 
     data = options.data.rstrip("/") or "/"
@@ -145,15 +142,10 @@ def _sources(options: Verify) -> list[Any]:
     check_column_options(data, root=options.root, **columns)
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
-    there = all(is_folder(absolute(os.path.join(data, split))) for split in splits)  # noqa: PTH118 (or a URI)
-    files = None
-    if options.kind == "images" and not there and len(kind_and_files(data)[1]) > 1:
-        files = split_files(data, None)
-    if options.split != "all" and not there and not files:
+    found = split_roots(data, splits, files=options.kind == "images")
+    if options.split != "all" and not found:
         raise UsageError(f"--split {options.split}: {options.data} lacks {' or '.join(splits)}: leave it out")
-    roots = [os.path.join(data, split) for split in wanted] if there else [data]  # noqa: PTH118
-    if files:
-        roots = [file for split, file in zip(splits, files, strict=True) if split in wanted]
+    roots = [found[split] for split in wanted] if found else [data]
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
     scan = scan_videos if options.kind == "videos" else None

@@ -21,11 +21,11 @@ from raydali.host.cpu_times import usable_cores
 from raydali.text import plural
 
 SAMPLES_AT_ONCE = 32
-"""Number of samples that a process gets at a time."""
+"""Number of samples that a process gets at a time, if not given."""
 AHEAD = 16
 """Maximum number of submitted parts for each process."""
 PART_SECONDS = 600.0
-"""How long a process may take for a part. After that, its samples are examined one after the other."""
+"""How long a process may take for so many samples. After that, they are examined one after the other."""
 LINE_SECONDS = 10.0
 """Interval of progress lines if the output is not a terminal."""
 _ALIGNMENT = 64
@@ -53,6 +53,7 @@ def in_processes(
     name: str,
     take: Callable[[_Found], int],
     killed: Callable[[int, str], _Found],
+    at_once: int = SAMPLES_AT_ONCE,
 ) -> None:
     """Examine all ids in several processes, which get parts of them, and may die of a sample.
 
@@ -63,14 +64,15 @@ def in_processes(
         name: name of the samples, for the progress on standard error.
         take: called in this process with the results, in the order of ids; returns the number of broken samples so far.
         killed: returns the result for a sample that ended its process, or on which it did not come to an end, and why.
+        at_once: number of samples that a process gets at a time; after its death, each is examined by itself.
 
     Raises:
         DataError: the storage does not answer, or a process was killed. Errors of `examine` are raised as they are.
     """
-    starts = range(0, samples, SAMPLES_AT_ONCE)
-    parts = (range(start, min(start + SAMPLES_AT_ONCE, samples)) for start in starts)
+    starts = range(0, samples, at_once)
+    parts = (range(start, min(start + at_once, samples)) for start in starts)
     workers = min(workers, len(starts))
-    children, slow = Children(workers, PART_SECONDS), Child()
+    children, slow = Children(workers, PART_SECONDS * max(1, at_once / SAMPLES_AT_ONCE)), Child()
     with TemporaryDirectory(prefix="raydali-") as folder:
 
         def results(part: range, found: _Found | Exception) -> Iterator[_Found]:

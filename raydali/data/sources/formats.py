@@ -12,12 +12,13 @@ from typing import Literal, TypedDict, Unpack, overload
 from raydali.data.sources.file_list import ENDINGS, FileList, is_list, listed_paths
 from raydali.data.sources.file_rules import select_files
 from raydali.data.sources.files import Files, absolute
-from raydali.data.sources.folder_layout import train_and_val_folders
+from raydali.data.sources.folder_layout import split_files, train_and_val_folders
 from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource, check_classes
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
 from raydali.data.sources.shards import Shards
+from raydali.data.sources.storage import is_folder
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
 from raydali.data.sources.validation_set import (
@@ -100,6 +101,24 @@ def kind_and_files(data: str) -> tuple[Kind, list[str]]:
     if idx := idx_folder(data):
         return "idx", [*idx.values()]
     return "folder", [data]
+
+
+def split_roots(data: str, splits: tuple[str, str], *, files: bool) -> dict[str, str]:
+    """Return the folder of each of two splits, or its Parquet or IDX files; none if data is not all of two splits.
+
+    Args:
+        data: local, or a URI.
+        splits: the names of the folders.
+        files: whether files are looked for if there are no such folders.
+
+    Raises:
+        UsageError: there are files of several splits, but not one for training and one for validation.
+    """
+    folders = [os.path.join(data, split) for split in splits]
+    if all(is_folder(absolute(folder)) for folder in folders):
+        return dict(zip(splits, folders, strict=True))
+    found = split_files(data, None) if files and len(kind_and_files(data)[1]) > 1 else None
+    return dict(zip(splits, found or (), strict=False))
 
 
 def packed_images(

@@ -128,7 +128,7 @@ class Parquet(Shards):
 
     def _content(self, id: int) -> bytes:
         group, row = divmod(int(self.offsets[id]), 1 << ROW_BITS)
-        return read_image(self._shard(id), self._size(id), self.column, group, row)
+        return read_image(self.shard(id), self._size(id), self.column, group, row)
 
     @cached_property
     def read_together(self) -> ReadTogether:

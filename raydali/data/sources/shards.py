@@ -162,14 +162,15 @@ class Shards:
     def path(self, id: int) -> str:
         """The absolute path or the URI of the shard, the `mark`, and the image's name in it."""
         begin, end = self.name_offsets[id : id + 2].tolist()
-        return f"{self._shard(id)}{self.mark}{os.fsdecode(self.packed_names[begin : end - 1].tobytes())}"
+        return f"{self.shard(id)}{self.mark}{os.fsdecode(self.packed_names[begin : end - 1].tobytes())}"
 
     def relative_paths(self) -> Iterator[str]:
         """Yield the paths of all images, relative to the root."""
         begin = len(self.root) + 1
         return (self.path(id)[begin:] for id in range(len(self)))
 
-    def _shard(self, id: int) -> str:
+    def shard(self, id: int) -> str:
+        """The absolute path or the URI of the shard of an image."""
         return f"{self.root}/{self.shards[self.shard_numbers[id]]}"
 
     def _size(self, id: int) -> int:
@@ -196,7 +197,7 @@ class Shards:
 
     def _content(self, id: int) -> bytes:
         try:
-            return read_part(self._shard(id), self._size(id), int(self.offsets[id]), int(self.lengths[id]))
+            return read_part(self.shard(id), self._size(id), int(self.offsets[id]), int(self.lengths[id]))
         except OSError as error:
             raise storage.StoreError(f"{self.path(id)} cannot be read: {storage.reason(error)}") from error
 
