@@ -123,8 +123,9 @@ def main(options: Prepare) -> None:
         f"{target}: {plural(samples, 'image')} in {seconds:.1f} s: {written.made_smaller} made smaller, "
         f"{written.copied} copied, {written.there_already} done before, {len(written.broken)} broken; "
         f"{written.bytes_before / GIGABYTE:.3f} GB became {written.bytes_after / GIGABYTE:.3f} GB"
-        + (f"; made again, since damaged: {summarize(written.damaged)}" if written.damaged else "")
     )
+    if written.damaged:
+        print(f"made {plural(len(written.damaged), 'damaged shard')} again: {summarize(written.damaged)}")
     if options.json is not None:
         broken = [{"path": sample.path, "reason": sample.reason} for sample in written.broken]
         write_json(record | {"target": target} | asdict(written) | {"broken": broken, "seconds": seconds}, options.json)
