@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,20 @@ import psutil
 import pytest
 
 from raydali.commands.prepare import Prepare, main
-from raydali.commands.shard_copies import ROWS, Split, prepare_shard
+from raydali.commands.shard_copies import ROWS
 from raydali.data.sources.formats import labeled_images, train_and_val
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, damage, jpeg
 from tests.support.disks import small_disk
+from tests.support.idx_files import pictures, write_idx
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.parquets import write_parquet
 from tests.support.pictures import encoded, photograph
 from tests.support.tars import packed
+from tests.support.tfrecords import tfrecords
 
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 KINDS = "tar", "parquet"
@@ -134,6 +137,22 @@ def test_other_sources(kind: str, to: str, images: list[bytes], tmp_path: Path) 
     by_class = np.argsort(before.labels, kind="stable") if to == "folder" else np.arange(len(before))
     assert after.labels.tolist() == before.labels[by_class].tolist()
     assert [after.read(id) for id in range(len(after))] == [before.read(id) for id in by_class.tolist()]
+
+
+@pytest.mark.parametrize("to", ["folder", *KINDS])
+def test_sources_without_names_of_files(to: str, images: list[bytes], tmp_path: Path) -> None:
+    """TFRecord files, and both splits of IDX files, whose images become PNM files."""
+    records = tmp_path / "of.tfrecord"
+    records.write_bytes(tfrecords((image, i // 6) for i, image in enumerate(images)))
+    for split, count in (("train", 8), ("t10k", 4)):
+        labels = np.arange(count, dtype=np.uint8) // (count // 2)
+        write_idx(tmp_path / "idx", split, pictures(count), labels)
+    prepare(records, tmp_path / "of-records", to)
+    assert samples(labeled_images(str(tmp_path / "of-records"))) == samples(labeled_images(str(records)))
+    prepare(tmp_path / "idx", tmp_path / "of-idx", to)
+    given, made = (train_and_val(str(tmp_path / name)) for name in ("idx", "of-idx"))
+    assert [*map(samples, made)] == [*map(samples, given)]
+    assert made[0].path(0).endswith("#0" if to == "parquet" else "0.ppm")
 
 
 def test_names_of_classes_in_another_order(
@@ -243,7 +262,8 @@ def test_a_killed_command_goes_on(to: str, tmp_path: Path, capsys: pytest.Captur
     command += ["--to", to, "--shorter-side", "300", "--shard-size", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         while len([*target.glob(".*.json")]) < 2:
-            assert process.poll() is None, process.stderr
+            assert process.poll() is None
+            time.sleep(0.01)
         started = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         assert not psutil.wait_procs(started, timeout=60)[1]
@@ -311,14 +331,29 @@ def test_a_bucket(to: str, s3: PutObjects, source: Path, tmp_path: Path, capsys:
     assert samples(train_and_val(f"{tmp_path}/back")[0]) == samples(train_and_val(str(source))[0])
 
 
-def test_an_image_that_ends_a_process_is_left_out(source: Path, tmp_path: Path) -> None:
-    """Its shard is made of the others, and the other images of a shard are only tried after a death."""
-    files = LabeledFiles.scan(f"{source}/train")
-    split = Split("train", files, files.classes, (), ".jpg", 5)
-    (tmp_path / "target/train").mkdir(parents=True)
-    tried = prepare_shard(split, f"{tmp_path}/target", "tar", 0, 90, {}, range(1, 2))
-    assert tried.broken == [] and tried.shards == [] and not [*(tmp_path / "target/train").iterdir()]
-    made = prepare_shard(split, f"{tmp_path}/target", "tar", 0, 90, {3: "it ended"}, range(5))
-    assert [(each.id, each.reason) for each in made.broken] == [(3, "it ended")]
-    after = labeled_images(f"{tmp_path}/target/train")
-    assert [after.read(id) for id in range(4)] == [files.read(id) for id in (0, 1, 2, 4)]
+def test_an_image_that_ends_a_process_is_left_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the death, images of its shard are tried one by one, and the shard is made of the others."""
+    calls: list[range] = []
+
+    def in_this_process(
+        copy: Any, samples: int, _workers: int, _name: str, take: Any, killed: Any, at_once: int = 32
+    ) -> None:
+        died = bool(calls)
+        for ids in (range(samples)[start : start + at_once] for start in range(0, samples, at_once)):
+            if 3 in ids and not died:
+                for id in ids:
+                    take(killed(id, "it ended") if id == 3 else copy(range(id, id + 1)))
+                assert not [*target.glob(f"*-{ids.start // at_once:06}.tar")]
+            else:
+                take(copy(ids))
+            calls.append(ids)
+
+    target = tmp_path / "target"
+    monkeypatch.setattr("raydali.commands.prepare.in_processes", in_this_process)
+    with pytest.raises(DataError, match=mentioning("1 10 broken")):
+        prepare(source / "train", target, "tar", shard_size=2)
+    before, after = LabeledFiles.scan(f"{source}/train"), labeled_images(str(target))
+    assert len(calls) > 2 and len({*calls}) == len(calls) // 2
+    assert samples(after) == samples(before.drop([3]))
