@@ -1,0 +1,41 @@
+"""LitData: chunks of 64 MB, which worker processes read, from S3 by way of the local disk."""
+
+# https://github.com/Lightning-AI/litData, README, "Optimize images as JPEG" and benchmarks/litdata/stream_imagenet.py
+from typing import Any
+
+from tests.support.peers import Batches, Setup, crops, deliver, images_of
+
+NAME = "LitData"
+PACKAGE = DISTRIBUTION = "litdata"
+CACHES = True
+
+
+def item(image: tuple[str, int]) -> dict[str, Any]:
+    from litdata import Image
+
+    return {"image": Image(path=image[0]), "label": image[1]}
+
+
+def prepare(folder: str, target: str, threads: int) -> None:
+    import litdata
+
+    litdata.optimize(item, images_of(folder), target, chunk_bytes="64MB", num_workers=threads, verbose=False)
+
+
+def batches(setup: Setup) -> Batches:
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    crop = crops(setup.image_size, of_tensors=True)
+
+    def sample(item: dict[str, Any]) -> tuple[Any, int]:
+        return crop(item["image"]), item["label"]
+
+    dataset = StreamingDataset(setup.images, cache_dir=setup.cache, shuffle=True, drop_last=True, transform=sample)
+    loader = StreamingDataLoader(
+        dataset,
+        batch_size=setup.batch_size,
+        num_workers=setup.threads,
+        persistent_workers=True,
+        pin_memory=setup.device != "cpu",
+    )
+    return deliver(loader, setup.device)
