@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist load
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests quick chaos check style types figures docs wheel lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests quick chaos scoreboard check style types figures docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -33,6 +33,11 @@ quick: setup
 # Faults in a run on several nodes of this machine; as root, also cut links and a full disk.
 chaos: setup
 	$(BIN)/python -m tests.support.chaos
+
+# Loaders of other projects on the images in DATA; OPTIONS="--train --s3 s3://bucket/prefix ..." for more.
+scoreboard: setup
+	PYTHONPATH=.:$(PYTHONPATH) $(BIN)/python -m tests.support.peers \
+		--data $(or $(DATA),$(error give DATA=DIR, a folder of class folders of JPEGs)) $(OPTIONS)
 
 check: style types
 
