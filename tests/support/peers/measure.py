@@ -180,7 +180,7 @@ def upload(folder: str, uri: str) -> None:
     from tests.support.peers import s3
 
     client, (bucket, prefix) = s3(os.getpid()), split(uri)
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    files = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
     if sum(page["KeyCount"] for page in pages) != len(files):
         with ThreadPoolExecutor(16) as pool:
