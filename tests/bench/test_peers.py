@@ -4,6 +4,7 @@ import importlib
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from raydali.errors import UsageError
 from tests.support.messages import mentions
 from tests.support.object_stores import PutObjects
 from tests.support.peers import PEERS, images_of, read, spdl, webdataset
-from tests.support.peers.__main__ import Options, main, notes
+from tests.support.peers.__main__ import Options, finish, main, notes
 from tests.support.peers.measure import upload
 from tests.support.peers.scripts import rates
 
@@ -66,6 +67,13 @@ def test_notes_say_where_another_loader_is_ahead() -> None:
     assert notes([ours, other]) == []
     (said,) = notes([ours, other | {"cpu_seconds_per_1000": 0.5}])
     assert mentions(said, "DALI cpu disk")
+
+
+def test_a_batch_on_the_device_has_no_rate_of_loading() -> None:
+    answer = {"images_per_second": 9e6, "cpu_seconds_per_1000": 0.0, "training_images_per_second": 8.0}
+    row: dict[str, Any] = {"peer": "ceiling", "from": "disk", "error": None, "answers": [answer], "source": ""}
+    finish([row])
+    assert row["training_images_per_second"] == 8 and row["images_per_second"] is row["low"] is None
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
