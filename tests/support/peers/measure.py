@@ -192,8 +192,10 @@ if __name__ == "__main__":
     try:
         answer = main(Task(**json.loads(sys.argv[1])))
     except BaseException as error:
-        message = f"{type(error).__name__}: {error}".strip().splitlines()
-        Path(sys.argv[2]).write_text(json.dumps({"error": message[0]}))
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        # The cause of an error of a worker process is at its end.
+        message = message if len(message) <= 300 else f"{type(error).__name__}: ... {message[-280:]}"
+        Path(sys.argv[2]).write_text(json.dumps({"error": message}))
         raise
     Path(sys.argv[2]).write_text(json.dumps(answer))
     # The processes of some loaders take long to end, or wait for each other; the parent ends them.
