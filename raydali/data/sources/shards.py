@@ -189,7 +189,7 @@ class Shards:
             with suppress(OSError):  # which one, and why, is found below
                 parts = zip(self.offsets[ids].tolist(), self.lengths[ids].tolist(), strict=True)
                 wanted = [
-                    storage.ObjectPart(self._shard(id), offset, length, self._size(id))
+                    storage.ObjectPart(self.shard(id), offset, length, self._size(id))
                     for id, (offset, length) in zip(ids.tolist(), parts, strict=True)
                 ]
                 return [np.frombuffer(content, np.uint8) for content in storage.read_objects(wanted)]
