@@ -25,7 +25,8 @@ from tests.support.cluster import free_ports
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 _PAGE = 1000  # keys of an answer, as of S3
 _CONFIG = """
-worker_processes {processes}; daemon off; pid {folder}/pid; error_log {folder}/errors warn; user {user};
+worker_processes {processes}; worker_rlimit_nofile 200000; daemon off; user {user};
+pid {folder}/pid; error_log {folder}/errors warn;
 events {{ worker_connections 4096; }}
 http {{
   log_format bytes '$status $body_bytes_sent'; access_log {folder}/sent bytes buffer=4k flush=100ms;

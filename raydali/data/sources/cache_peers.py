@@ -25,6 +25,7 @@ from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, 
 
 _HEAD = struct.Struct("<cHI")  # what is asked for, the length of the bucket's name, the length of what follows it
 _LENGTH = struct.Struct("<q")
+_TAKEN = b"."
 _SECONDS = 10.0
 """How long a node may take to answer; then it counts as away for AWAY_SECONDS."""
 AWAY_SECONDS = 30.0
@@ -123,6 +124,7 @@ class Peers:
             name = bucket.encode()
             connection.sendall(_HEAD.pack(b"P", len(name), KEY_BYTES + len(raw)) + name + key)
             connection.sendall(raw)
+            received(connection, len(_TAKEN))
 
     @contextlib.contextmanager
     def _connection(self, node: str, key: bytes) -> Iterator[socket.socket]:
@@ -178,6 +180,7 @@ class _Handler(socketserver.BaseRequestHandler):
                     key = bytes(received(self.request, KEY_BYTES))
                     raw = memoryview(received(self.request, length - KEY_BYTES))
                     self.server.keep(bucket, key, raw)
+                    self.request.sendall(_TAKEN)
 
     def _send(self, path: str) -> None:
         try:

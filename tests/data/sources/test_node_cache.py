@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from raydali.data.sources.cache_peers import Peers, Server
 from raydali.data.sources.node_cache import NodeCache, key_of, owners_of
 from raydali.data.sources.storage import COUNTS, ObjectPart
 from raydali.errors import UsageError
+from tests.support.disks import small_disk
 from tests.support.messages import mentioning
 
 SAMPLES, BYTES = 1200, 500
@@ -159,22 +159,17 @@ def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) 
 
 
 def test_a_full_disk_and_a_counter_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", kilobytes=300) as disk:
         bucket = Bucket()
-        with group([disk / "cache"], 10**8) as nodes:
+        with group([disk.path / "cache"], 10**8) as nodes:
             epoch(nodes, bucket, 0)
             epoch(nodes, bucket, 1)
             held = SAMPLES - len(bucket.read[SAMPLES:])
             assert 0 < held < SAMPLES
-            os.pwrite(os.open(disk / "cache/used", os.O_RDWR), b"\1" * 8, 0)
+            os.pwrite(os.open(disk.path / "cache/used", os.O_RDWR), b"\1" * 8, 0)
             assert nodes[0].entries.count() == {"s3-bucket": held * (BYTES + HASH_BYTES)}
             assert nodes[0].entries.used == held * (BYTES + HASH_BYTES)
         assert sum("cannot be written: No space left" in line for line in caplog.messages) == 1
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
