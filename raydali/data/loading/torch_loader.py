@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from multiprocessing.connection import wait
@@ -19,6 +20,7 @@ from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, unreadable
 from raydali.data.sources.reading import OUTAGES, Backoff, Cause, Outage, reading_seconds
 from raydali.data.sources.source import Source
+from raydali.data.sources.storage import COUNTS, Counts
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pillow import apart
 from raydali.data.tasks.pipeline import Pipeline
@@ -36,6 +38,7 @@ class Loaded(NamedTuple):
     """The outputs of the pipeline; none if all samples are left out."""
     broken: list[BrokenSample]
     outages: list[Outage]
+    counts: Counts
 
 
 class TorchLoader(Loader):
@@ -80,6 +83,7 @@ class TorchLoader(Loader):
                 continue
             self.quarantine.record(found.broken)
             OUTAGES.add(found.outages)
+            COUNTS.add(**asdict(found.counts))
             self._plan.under_way.popleft()
             if found.tensors:
                 named = zip(self.pipeline.outputs, found.tensors, strict=True)
@@ -170,7 +174,7 @@ class _MicroBatches(Dataset[Loaded]):
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began
         self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
-        return Loaded(settled, tensors, quarantine.drain_new(), OUTAGES.take())
+        return Loaded(settled, tensors, quarantine.drain_new(), OUTAGES.take(), COUNTS.take())
 
 
 class _Plan:

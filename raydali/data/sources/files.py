@@ -179,7 +179,7 @@ class Files:
         """
         path = self.path(id)
         with reading():
-            return storage.read(path)
+            return storage.read(path) if path[0] == "/" else bytes(storage.read_objects([storage.ObjectPart(path)])[0])
 
     @cached_property
     def fingerprint(self) -> str:

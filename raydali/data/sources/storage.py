@@ -10,7 +10,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -155,28 +156,49 @@ class ReadsThrough(Protocol):
     def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
         """Return the contents of parts; `fetch` reads one from its bucket."""
 
+    def close(self) -> None:
+        """Finish what is under way."""
 
-_cache: ReadsThrough | None = None
+
+_make_cache: Callable[[], ReadsThrough] | None = None
 
 
-def use_cache(cache: ReadsThrough | None) -> None:
-    """Read objects through this cache from now on, in this process and its forks."""
-    global _cache
-    _cache = cache
+@contextmanager
+def through_cache(make: Callable[[], ReadsThrough]) -> Iterator[None]:
+    """Read samples through a cache in the `with` block. Each fork makes its own: locks and connections are not shared.
+
+    Args:
+        make: returns the cache of this process.
+    """
+    global _make_cache
+    _make_cache, made = make, _cache_of(make, os.getpid())
+    try:
+        yield
+    finally:
+        _make_cache = None
+        _cache_of.cache_clear()
+        made.close()
+
+
+@cache
+def _cache_of(make: Callable[[], ReadsThrough], _process: int) -> ReadsThrough:
+    return make()
 
 
 def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
-    """Return the contents of objects, one after the other: threads that call it read at the same time.
+    """Return the contents of samples, one after the other: threads that call it read at the same time.
+
+    They may come from a cache, so they must be objects that do not change.
 
     Raises:
         FileNotFoundError: one does not exist, or has another size than when it was indexed.
         StoreError: the object store does not answer; names the URI and the reason.
     """
-    return [*map(_fetch, parts)] if _cache is None else _cache.read(parts, _fetch)
+    return [*map(_fetch, parts)] if _make_cache is None else _cache_of(_make_cache, os.getpid()).read(parts, _fetch)
 
 
 def read(uri: str) -> bytes:
-    """The content of a file.
+    """The content of a file, never from a cache.
 
     Args:
         uri: an absolute path, or an `s3://` or `gs://` URI.
@@ -186,7 +208,7 @@ def read(uri: str) -> bytes:
         StoreError: the object store does not answer; names the URI and the reason.
         OSError: a local file cannot be read.
     """
-    return Path(uri).read_bytes() if uri.startswith("/") else bytes(read_objects([ObjectPart(uri)])[0])
+    return Path(uri).read_bytes() if uri.startswith("/") else bytes(_fetch(ObjectPart(uri)))
 
 
 def _fetch(part: ObjectPart) -> memoryview:

@@ -57,13 +57,15 @@ def shared_cache(
         entries.groups(nodes)
         threading.Thread(target=_count, args=(entries, {*map(bucket_of, data)}, warn), daemon=True).start()
     groups = [group for *_, earlier in members for group in earlier]
-    cache = NodeCache(entries, Peers(servers, token), nodes, groups)
-    storage.use_cache(cache)
+
+    def make() -> NodeCache:
+        own = None if entries is None else Entries(CacheOption(entries.folder, entries.limit))
+        return NodeCache(own, Peers(servers, token), nodes, groups)
+
     try:
-        yield
+        with storage.through_cache(make):
+            yield
     finally:
-        storage.use_cache(None)
-        cache.close()
         if server is not None:
             server.close()
 
