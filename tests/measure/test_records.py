@@ -17,7 +17,7 @@ LINE = json.loads(
      "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "flops_per_image": 2.4e10, "mfu": 0.17,
      "loss": 1.2, "learning_rate": 0.1,
      "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
-     "checkpoint_seconds": 0.1, "quarantined": 0, "verdict": "step-bound: ...",
+     "checkpoint_seconds": 0.1, "quarantined": 0, "storage": null, "cached": null, "verdict": "step-bound: ...",
      "costs": {"storage": 0.03},
      "ranks": [{"rank": 0, "node": "n", "images": 1280, "loader_wait_seconds": 0.2, "step_seconds": 4.3}]}"""
 )
@@ -118,7 +118,7 @@ def test_what_was_not_measured_is_null() -> None:
     )
     missing = {name for name, value in record.items() if value is None}
     never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict", "costs"}
-    never_yet |= {"flops_per_image", "mfu"}
+    never_yet |= {"flops_per_image", "mfu", "storage", "cached"}
     derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}
     assert missing == never_yet | derived
     assert (record["images"], record["seconds"], record["loader_wait_seconds"]) == (0, 0.0, 0.0)
@@ -145,3 +145,11 @@ def test_an_error_in_the_verdict_is_a_warning(monkeypatch: pytest.MonkeyPatch) -
     with pytest.warns(UserWarning, match=mentioning("verdict ZeroDivisionError")):
         line = epoch_record(two_then_three_workers(), **FACTS)
     assert line["verdict"] is None and line["costs"] is None and line["images"]
+
+
+def test_reads_of_a_bucket_add_up_over_ranks() -> None:
+    counts = {"requests": 10, "bytes": 900, "repeated": 1, "hits": 20, "peer_hits": 10, "damaged": 0}
+    ranks = [rank_record(0, 2, storage=counts), rank_record(1, 2, storage=counts | {"requests": 30, "hits": 10})]
+    record = epoch_record([ranks], **FACTS)
+    assert record["storage"] == {"requests": 40, "bytes": 1800, "repeated": 2, "hits": 30, "peer_hits": 20, "damaged": 0}
+    assert record["cached"] == 50 / 90
