@@ -143,6 +143,7 @@ class EpochMeter:
         self._loss_got = 0.0, 0
         self._waits_before, self._python_before = self._of_loader()
         self._cpu_before = cpu_times()
+        self._read = Counts()  # what `record` has recorded of the bucket's reads
 
     def _of_loader(self) -> tuple[dict[str, float], float]:
         """Return the loader's totals: seconds for which it blocked the host, by cause, and seconds of its Python."""
@@ -239,6 +240,7 @@ class EpochMeter:
         """Return the record since the last reset. It waits for the device."""
         cpu, times = cpu_times(), self.clock.totals()  # in this order the device is busy meanwhile
         waits, python = self._of_loader()
+        self._read = COUNTS.so_far()
         of_host: dict[str, Any] = {}
         if cpu is not None and self._cpu_before is not None:
             spent = cpu - self._cpu_before
@@ -266,7 +268,7 @@ class EpochMeter:
             checkpoint_seconds=times.get("checkpoint", 0.0),
             first_batch_seconds=self._first_batch_seconds,
             replaced=self.replaced,
-            storage=asdict(counts) if (counts := COUNTS.take()) != Counts() else {},
+            storage=asdict(self._read) if self._read != Counts() else {},
             steps=self.steps,
             first_step_seconds=self._first_step_seconds,
             exchange_seconds=exchange,
@@ -277,6 +279,7 @@ class EpochMeter:
 
     def reset(self) -> None:
         """Begin a new epoch."""
+        COUNTS.take_away(self._read)
         self.clock.reset()
         self._loss_sum.zero_()
         self._begin()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raydali.data.sources.reading import PythonCpuTime, WaitTimer
+from raydali.data.sources.storage import COUNTS
 from raydali.measure.meter import PULSE_SECONDS, EpochMeter, LiveMetrics, StageClock
 from raydali.measure.records import Figures
 from tests.support.records import epoch_line
@@ -153,6 +154,19 @@ def test_losses_are_weighted_by_images() -> None:
     meter.add(torch.tensor(4.0, dtype=torch.bfloat16), 5)
     record = meter.record()
     assert (record.images, record.loss_sum) == (15, 40.0)
+
+
+def test_each_read_of_a_bucket_counts_to_one_epoch_whatever_is_recorded_meanwhile() -> None:
+    COUNTS.take_away(COUNTS.so_far())
+    meter = make_meter()
+    COUNTS.add(requests=2, bytes=20)
+    meter.record()  # for a checkpoint within the epoch
+    COUNTS.add(requests=1, hits=4)
+    record = meter.record()
+    COUNTS.add(peer_hits=8)
+    meter.reset()
+    assert [record.storage[name] for name in ("requests", "bytes", "hits", "peer_hits")] == [3, 20, 4, 0]
+    assert {name: number for name, number in meter.record().storage.items() if number} == {"peer_hits": 8}
 
 
 @pytest.mark.usefixtures("now")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -109,7 +109,7 @@ class ObjectPart(NamedTuple):
 
 @dataclass
 class Counts:
-    """What this process has read from buckets since the counts were taken.
+    """What this process has read from buckets since its counts were taken away.
 
     Attributes:
         requests, bytes: answers of buckets and their bytes.
@@ -140,11 +140,20 @@ class _Counter:
             for name, number in more.items():
                 setattr(self._counts, name, getattr(self._counts, name) + number)
 
+    def so_far(self) -> Counts:
+        """Return the counts."""
+        with self._lock:
+            return replace(self._counts)
+
     def take(self) -> Counts:
         """Return the counts, which begin at zero again."""
-        with self._lock:
-            taken, self._counts = self._counts, Counts()
+        taken = self.so_far()
+        self.take_away(taken)
         return taken
+
+    def take_away(self, recorded: Counts) -> None:
+        """Subtract counts that have been recorded: reads go on meanwhile."""
+        self.add(**{name: -number for name, number in asdict(recorded).items()})
 
 
 COUNTS = _Counter()
