@@ -108,7 +108,8 @@ class Peers:
     def get(self, node: str, wanted: Sequence[tuple[str, bytes]]) -> list[memoryview | None]:
         """Return entries with their hashes; None for those that the node lacks, or all if it does not answer."""
         answers: list[memoryview | None] = []
-        with self._connection(node, wanted[0][1]) as connection:
+        server = self._server(node, wanted[0][1])
+        with self._answering(node, server), self._connection(server) as connection:
             for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
                 keys = b"".join(key for of, key in wanted if of == bucket)
                 name = bucket.encode()
@@ -120,39 +121,55 @@ class Peers:
 
     def put(self, node: str, bucket: str, key: bytes, raw: bytes) -> None:
         """Send an entry with its hash to its owner, which keeps it if it has room."""
-        with self._connection(node, key) as connection:
+        server = self._server(node, key)
+        with self._answering(node, server), self._connection(server) as connection:
             name = bucket.encode()
             connection.sendall(_HEAD.pack(b"P", len(name), KEY_BYTES + len(raw)) + name + key)
             connection.sendall(raw)
             received(connection, len(_TAKEN))
 
+    def _server(self, node: str, key: bytes) -> tuple[str, int]:
+        return self._servers[node][key[-1] % len(self._servers[node])]
+
     @contextlib.contextmanager
-    def _connection(self, node: str, key: bytes) -> Iterator[socket.socket]:
-        server = self._servers[node][key[-1] % len(self._servers[node])]
-        idle, connection = self._idle[server], None
+    def _connection(self, server: tuple[str, int]) -> Iterator[socket.socket]:
         try:
-            with contextlib.suppress(queue.Empty):
-                connection = idle.get_nowait()
-            if connection is None:
-                connection = socket.create_connection(server, _SECONDS)
+            connection = self._idle[server].get_nowait()
+        except queue.Empty:
+            connection = socket.create_connection(server, _SECONDS)
+        try:
+            if not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(self._token)
             yield connection
-            idle.put(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle[server].put(connection)
+
+    @contextlib.contextmanager
+    def _answering(self, node: str, server: tuple[str, int]) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            if connection is not None:
-                connection.close()
+            self._close(server)
             if node in self:
                 self._away[node] = time.monotonic() + AWAY_SECONDS
                 text = "the cache of another node does not answer: its part is read from the bucket (%s)"
                 _log.warning(text, error.strerror or type(error).__name__)
 
     def close(self) -> None:
-        """End all connections."""
-        for idle in self._idle.values():
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    idle.get_nowait().close()
+        """End all connections, once the servers have taken what was sent."""
+        for server in self._idle:
+            self._close(server, waits=True)
+
+    def _close(self, server: tuple[str, int], *, waits: bool = False) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                with self._idle[server].get_nowait() as connection, contextlib.suppress(OSError):
+                    if waits:
+                        connection.shutdown(socket.SHUT_WR)
+                        connection.recv(1)  # nothing, at the end of the server's side
 
 
 # Code of the server's process.

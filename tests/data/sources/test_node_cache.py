@@ -142,6 +142,15 @@ def test_a_server_that_dies_while_it_serves_costs_reads_of_the_bucket(
     assert sum("does not answer" in line for line in caplog.messages) == 1
 
 
+def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: Path) -> None:
+    bucket = Bucket()
+    with group(folders(tmp_path, 2), 10**8) as nodes:
+        os.kill(nodes[1].server.pid, 9)
+        nodes[1].server.close()
+        epoch(nodes[:1], bucket, 0)
+    assert sorted(bucket.read) == sorted(PARTS)
+
+
 @pytest.mark.parametrize("owner", [0, 1])
 def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) -> None:
     with group(folders(tmp_path, 2), 10**8) as nodes:
