@@ -107,17 +107,16 @@ class Peers:
 
     def get(self, node: str, wanted: Sequence[tuple[str, bytes]]) -> list[memoryview | None]:
         """Return entries with their hashes; None for those that the node lacks, or all if it does not answer."""
-        answers: list[memoryview | None] = []
+        answers: dict[tuple[str, bytes], memoryview | None] = {}
         server = self._server(node, wanted[0][1])
         with self._answering(node, server), self._connection(server) as connection:
             for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
-                keys = b"".join(key for of, key in wanted if of == bucket)
-                name = bucket.encode()
-                connection.sendall(_HEAD.pack(b"G", len(name), len(keys)) + name + keys)
-                for _ in range(len(keys) // KEY_BYTES):
+                keys, name = [key for of, key in wanted if of == bucket], bucket.encode()
+                connection.sendall(_HEAD.pack(b"G", len(name), len(keys) * KEY_BYTES) + name + b"".join(keys))
+                for key in keys:
                     (length,) = _LENGTH.unpack(received(connection, _LENGTH.size))
-                    answers.append(None if length < 0 else memoryview(received(connection, length)))
-        return answers + [None] * (len(wanted) - len(answers))
+                    answers[bucket, key] = None if length < 0 else memoryview(received(connection, length))
+        return [answers.get(each) for each in wanted]
 
     def put(self, node: str, bucket: str, key: bytes, raw: bytes) -> None:
         """Send an entry with its hash to its owner, which keeps it if it has room."""

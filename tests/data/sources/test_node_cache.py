@@ -191,6 +191,17 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
             peers.close()
 
 
+def test_a_batch_may_come_from_several_buckets(tmp_path: Path) -> None:
+    parts = [ObjectPart(f"s3://{bucket}/{number}.jpg") for number in range(40) for bucket in ("one", "two")]
+    bucket = Bucket()
+    before = COUNTS.so_far()
+    for seed in range(2):
+        with group(folders(tmp_path, 2), 10**8) as nodes:
+            epoch(nodes, bucket, seed, parts)
+    assert sorted(bucket.read) == sorted(parts)
+    assert COUNTS.so_far().damaged == before.damaged and COUNTS.so_far().peer_hits > before.peer_hits
+
+
 def test_parts_of_one_object_are_different_entries(tmp_path: Path) -> None:
     parts = [ObjectPart("s3://bucket/a.tar", offset, 10, 1000) for offset in (0, 10, 20)]
 
