@@ -6,6 +6,7 @@ bytes of all, FOLDER/node is the node's id, and FOLDER/groups the nodes of earli
 
 import contextlib
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -104,9 +105,8 @@ class Entries:
         with self._locked():
             for bucket in os.scandir(self.folder):
                 if bucket.is_dir():
-                    sizes[bucket.name] = sum(
-                        each.stat().st_size for at in os.scandir(bucket) for each in os.scandir(at)
-                    )
+                    entries = glob.iglob(f"{glob.escape(bucket.path)}/[0-9a-f][0-9a-f]/*")
+                    sizes[bucket.name] = sum(map(_size, entries))
             os.pwrite(self._used, _COUNTER.pack(sum(sizes.values())), 0)
         return sizes
 
@@ -182,6 +182,14 @@ class Entries:
             partial.write_text(json.dumps([*(each for each in earlier if each != [*nodes]), [*nodes]][-_GROUPS_KEPT:]))
             partial.rename(path)
         return earlier
+
+
+def _size(path: str) -> int:
+    """Return the size of a file; 0 if it has been renamed or removed meanwhile."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def hash_of(key: bytes, content: memoryview) -> bytes:

@@ -181,6 +181,15 @@ def test_a_full_disk_and_a_counter_left_behind(tmp_path: Path, caplog: pytest.Lo
         assert sum("cannot be written: No space left" in line for line in caplog.messages) == 1
 
 
+def test_entries_are_counted_beside_other_files_and_while_some_are_renamed(tmp_path: Path) -> None:
+    with group([tmp_path], 10**8) as nodes:
+        epoch(nodes, Bucket(), 0)
+        (tmp_path / "photos").mkdir()
+        (tmp_path / "photos" / "1.jpg").write_bytes(bytes(1000))
+        next(tmp_path.glob("s3-bucket/*")).joinpath("renamed").symlink_to("nowhere")
+        assert nodes[0].entries.count() == {"s3-bucket": SAMPLES * (BYTES + HASH_BYTES), "photos": 0}
+
+
 def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
     with group(folders(tmp_path, 1), 10**8) as (node,):
         epoch([node], Bucket(), 0)
