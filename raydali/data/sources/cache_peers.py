@@ -100,6 +100,7 @@ class Peers:
             server: queue.LifoQueue() for of_node in self._servers.values() for server in of_node
         }
         self._away: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def __contains__(self, node: str) -> bool:
         """Whether a node has a server, and has answered lately."""
@@ -152,10 +153,11 @@ class Peers:
             yield
         except OSError as error:
             self._close(server)
-            if node in self:
-                self._away[node] = time.monotonic() + AWAY_SECONDS
-                text = "the cache of another node does not answer: its part is read from the bucket (%s)"
-                _log.warning(text, error.strerror or type(error).__name__)
+            with self._lock:
+                is_known, self._away[node] = node in self._away, time.monotonic() + AWAY_SECONDS
+            if not is_known:
+                text = "the cache of node %s does not answer: its part is read from the bucket (%s)"
+                _log.warning(text, server[0], error.strerror or error)
 
     def close(self) -> None:
         """End all connections, once the servers have taken what was sent."""
