@@ -37,16 +37,19 @@ def shared_cache(
     token = bytes.fromhex(worker.from_first(secrets.token_hex(16)))
     entries: Entries | None = None
     server: Server | None = None
-    port = 0
+    port, fault = 0, ""
     try:
         entries = Entries(CacheOption.parse(option))
         server = Server(entries.folder, entries.limit, address, token)
         port = server.port()
     except OSError as error:
-        at = f"--cache {option} cannot be used on node {worker.node}: {error.strerror or error}"
-        warn(f"{at}; give a folder that can be written. What no other node has is read from the bucket")
+        fault = error.strerror or str(error)
     earlier = [] if entries is None else entries.groups()
     members = worker.exchange([entries.node if entries else "", address, port, earlier])
+    faults = worker.exchange([worker.node, fault])
+    if fault and faults.index([worker.node, fault]) == worker.rank:
+        at = f"--cache {option} cannot be used on node {worker.node}: {fault}"
+        warn(f"{at}; give a folder that can be written. What no other node has is read from the bucket")
     nodes = sorted({node for node, *_ in members} - {""})
     servers: dict[str, list[tuple[str, int]]] = {}
     for node, host, at_port, _ in members:

@@ -1,0 +1,67 @@
+"""--cache as the ranks of a run use it, where its folder cannot be used."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.imagenet import Data, train
+from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.sources.labeled import LabeledFiles
+from raydali.launch.worker.shared_cache import shared_cache
+from raydali.run.folder import RunFolder
+from raydali.run.messages import RankWarning
+from tests.support.chaos.virtual_hosts import tmpfs_unavailable
+from tests.support.digits import SHORT
+from tests.support.messages import mentions
+from tests.support.object_stores import PutObjects
+from tests.support.ranks import LocalSession, folder_of, run_ranks
+from tests.support.traces import assert_whole
+
+CONFIG = replace(SHORT, data="s3://digits", epochs=1, global_batch_size=32)
+
+
+@pytest.fixture(params=["a file", "a file above it", "a read-only disk"])
+def unusable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder that cannot be made or written."""
+    place = tmp_path / "kept"
+    if request.param == "a read-only disk":
+        if why_not := tmpfs_unavailable():
+            pytest.skip(why_not)
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)], check=True)
+        yield str(place)
+        subprocess.run(["umount", "-l", str(place)], check=True)
+    else:
+        place.write_text("of somebody else")
+        yield str(place / "below" if request.param == "a file above it" else place)
+
+
+def trained(option: str, data: Data, folder: RunFolder) -> list[str]:
+    """Train through the cache; return the warnings of this rank."""
+    session = LocalSession(folder)
+    with shared_cache(option, session.worker, "127.0.0.1", ["s3://digits"], session.warn):
+        train(CONFIG, data, session)
+    session.checkpoints.finish()
+    return [message.text for message in session.messages if isinstance(message, RankWarning)]
+
+
+def test_a_folder_that_cannot_be_used_is_named_once_and_the_run_trains(
+    unusable: str, tmp_path: Path, s3: PutObjects
+) -> None:
+    root = Path(digits_folder())
+    files = [file for split, number in (("train", 64), ("val", 16)) for file in few(root / split, number)]
+    s3("digits", {str(file.relative_to(root)): file.read_bytes() for file in files})
+    data = Data(*(LabeledFiles.scan(f"s3://digits/{split}") for split in ("train", "val")))
+    folder = folder_of(tmp_path)
+    warnings = [text for texts in run_ranks(2, trained, f"{unusable}:1G", data, folder) for text in texts]
+    (warning,) = [text for text in warnings if "--cache" in text]
+    assert mentions(warning, f"{unusable} cannot be used on node local written bucket")
+    assert_whole(folder, CONFIG.stream(64))
+
+
+def few(folder: Path, number: int) -> list[Path]:
+    files = sorted(folder.glob("*/*"))
+    return files[:: len(files) // number][:number]
