@@ -35,6 +35,7 @@ def test_ranges_without_workers(workers: str) -> None:
         ({"cpus_per_worker": 0}, "--cpus-per-worker 1 0"),
         ({"cpus_per_worker": -3}, "--cpus-per-worker 1 -3"),
         ({"max_failures": -2}, "--max-failures -1 -2"),
+        ({"cache": "/x:full"}, "--cache /x:full DIR:SIZE /mnt/cache:500G"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

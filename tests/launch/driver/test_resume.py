@@ -1,12 +1,16 @@
 """Fresh run, resume or done: what the run's folder says, and what a resume may not change."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.imagenet import DIGITS, JOB
 from raydali.errors import UsageError
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
+from raydali.launch.options import PLACEMENT_OPTIONS
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
 
@@ -40,6 +44,13 @@ def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], 
 
 def test_equal_or_irrelevant_settings_may_resume(tmp_path: Path) -> None:
     check_unchanged(folder_of(tmp_path), PreviousRun(SETTINGS, False), SETTINGS | {"workers": "7", "new": 1}, FIXED)
+
+
+@pytest.mark.parametrize("now", ["/mnt/other:1T", None])
+def test_a_resume_may_have_another_cache_or_none(tmp_path: Path, now: str | None) -> None:
+    before = json.loads(json.dumps(asdict(DIGITS))) | {"cache": "/mnt/cache:500G"}
+    check_unchanged(folder_of(tmp_path), PreviousRun(before, False), before | {"cache": now}, JOB.unchangeable(DIGITS))
+    assert changes(PreviousRun(before, False), before | {"cache": now}, before.keys() - PLACEMENT_OPTIONS) == {}
 
 
 def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
