@@ -31,9 +31,7 @@ def firewalled_hosts(number: int, ports: Sequence[str]) -> Iterator[tuple[list[H
     """
     low, high = EPHEMERAL
     with virtual_hosts(number) as made:
-        here = f"{made[0].address.rpartition('.')[0]}.254"
-        switch = Path(f"/sys/class/net/{made[0].veth}/master").resolve().name
-        subprocess.run(["ip", "addr", "add", f"{here}/24", "dev", switch], check=True)
+        here = join_switch(made)
         rules = f"""
             table inet firewall {{
                 chain incoming {{
@@ -50,3 +48,11 @@ def firewalled_hosts(number: int, ports: Sequence[str]) -> Iterator[tuple[list[H
             subprocess.run(host.command(["sh", "-c", setting]), check=True)
             subprocess.run(host.command(["nft", "-f", "-"]), input=rules, text=True, check=True)
         yield made, here
+
+
+def join_switch(made: Sequence[Host]) -> str:
+    """Give this machine an address that these hosts reach, and return it."""
+    here = f"{made[0].address.rpartition('.')[0]}.254"
+    switch = Path(f"/sys/class/net/{made[0].veth}/master").resolve().name
+    subprocess.run(["ip", "addr", "add", f"{here}/24", "dev", switch], check=True)
+    return here

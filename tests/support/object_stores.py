@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,14 +50,19 @@ class FlakyS3:
     """A server for S3 with the bucket `bucket` that can be told to fail, and be stopped and started again.
 
     A GET of /_busy/SECONDS, from any process, makes it busy for so long.
+
+    Args:
+        address: at which it listens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.busy = False
         """Whether it answers every call with 503; how many there were, and how many bytes it sent in answer to GET."""
         self.calls = self.refused = self.sent = 0
-        self._busy_until = 0.0
-        self._port = 0
+        self.reads = Counter[str]()
+        """How often it sent each object in answer to GET, by its key."""
+        self._busy_until, self._lock = 0.0, threading.Lock()
+        self._address, self._port = address, 0
         self.start()
 
     def start(self) -> None:
@@ -83,11 +89,14 @@ class FlakyS3:
             def counted(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
                 if environ["REQUEST_METHOD"] == "GET":
                     self.sent += int(dict(headers).get("Content-Length", 0))
+                    if status.startswith("20") and (key := environ["PATH_INFO"].partition("/bucket/")[2]):
+                        with self._lock:
+                            self.reads[key] += 1
                 return start_response(status, headers, *rest)
 
             return application(environ, counted)
 
-        self._server = make_server("127.0.0.1", self._port, answer, threaded=True, request_handler=Quiet)
+        self._server = make_server(self._address, self._port, answer, threaded=True, request_handler=Quiet)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -100,7 +109,7 @@ class FlakyS3:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._address}:{self._port}"
 
     @property
     def variables(self) -> dict[str, str]:
