@@ -151,5 +151,6 @@ def test_reads_of_a_bucket_add_up_over_ranks() -> None:
     counts = {"requests": 10, "bytes": 900, "repeated": 1, "hits": 20, "peer_hits": 10, "damaged": 0}
     ranks = [rank_record(0, 2, storage=counts), rank_record(1, 2, storage=counts | {"requests": 30, "hits": 10})]
     record = epoch_record([ranks], **FACTS)
-    assert record["storage"] == {"requests": 40, "bytes": 1800, "repeated": 2, "hits": 30, "peer_hits": 20, "damaged": 0}
+    sums = {"requests": 40, "bytes": 1800, "repeated": 2, "hits": 30, "peer_hits": 20, "damaged": 0}
+    assert record["storage"] == sums
     assert record["cached"] == 50 / 90

@@ -31,6 +31,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
 _COUNTER = struct.Struct("<q")
 _GROUPS_KEPT = 8
+_LEFT_SECONDS = 3600.0
+"""Age of a partial entry that nobody writes any more."""
 _FULL_PAUSE = 60.0
 """Seconds without writing after a disk was full."""
 
@@ -185,9 +187,13 @@ class Entries:
 
 
 def _size(path: str) -> int:
-    """Return the size of a file; 0 if it has been renamed or removed meanwhile."""
+    """Return the size of a file; 0 if it has been renamed or removed meanwhile, as what a killed process left is."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
+        if "." in os.path.basename(path) and found.st_mtime < time.time() - _LEFT_SECONDS:
+            os.unlink(path)
+            return 0
+        return found.st_size
     except OSError:
         return 0
 

@@ -160,17 +160,14 @@ class Peers:
                 _log.warning(text, server[0], error.strerror or error)
 
     def close(self) -> None:
-        """End all connections, once the servers have taken what was sent."""
+        """End all connections."""
         for server in self._idle:
-            self._close(server, waits=True)
+            self._close(server)
 
-    def _close(self, server: tuple[str, int], *, waits: bool = False) -> None:
+    def _close(self, server: tuple[str, int]) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                with self._idle[server].get_nowait() as connection, contextlib.suppress(OSError):
-                    if waits:
-                        connection.shutdown(socket.SHUT_WR)
-                        connection.recv(1)  # nothing, at the end of the server's side
+                self._idle[server].get_nowait().close()
 
 
 # Code of the server's process.

@@ -42,6 +42,7 @@ def shared_cache(
         entries = Entries(CacheOption.parse(option))
         server = Server(entries.folder, entries.limit, address, token)
         port = server.port()
+        fault = "" if port else "its server has ended"
     except OSError as error:
         fault = error.strerror or str(error)
     earlier = [] if entries is None else entries.groups()

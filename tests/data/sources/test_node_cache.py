@@ -1,15 +1,17 @@
 """The cache of several nodes: each node here is a folder and a server process of its own."""
 
+import multiprocessing
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raydali.data.sources import cache_peers
+from raydali.data.sources import cache_peers, storage
 from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, Server
 from raydali.data.sources.node_cache import NodeCache, key_of, owners_of
@@ -44,6 +46,7 @@ class Node:
         self.entries = Entries(CacheOption(str(folder), size))
         self.server = Server(str(folder), size, "127.0.0.1", token)
         self.port = self.server.port()
+        self.make: Callable[[], NodeCache]
         self.cache: NodeCache
 
 
@@ -56,13 +59,26 @@ def group(folders: Sequence[Path], size: int) -> Iterator[list[Node]]:
         for node in nodes:
             stack.callback(node.server.close)
         ids = sorted(node.entries.node for node in nodes)
+        folders_of = {node.entries.node: folder for node, folder in zip(nodes, folders, strict=True)}
         earlier = [of for node in nodes for of in node.entries.groups(ids)]
         for node in nodes:
             others = {each.entries.node: [("127.0.0.1", each.port)] for each in nodes if each is not node}
-            node.cache = NodeCache(node.entries, Peers(others, token), ids, earlier)
+            node.make = partial(made, folders_of[node.entries.node], size, others, token, ids, earlier)
+            node.cache = node.make()
         yield nodes
         for node in nodes:
             node.cache.close()
+
+
+def made(
+    folder: Path,
+    size: int,
+    others: dict[str, list[tuple[str, int]]],
+    token: bytes,
+    ids: list[str],
+    earlier: list[list[str]],
+) -> NodeCache:
+    return NodeCache(Entries(CacheOption(str(folder), size)), Peers(others, token), ids, earlier)
 
 
 def epoch(nodes: Sequence[Node], bucket: Bucket, seed: int, parts: Sequence[ObjectPart] = PARTS) -> None:
@@ -151,6 +167,37 @@ def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: P
         nodes[1].server.close()
         epoch(nodes[:1], bucket, 0)
     assert sorted(bucket.read) == sorted(PARTS)
+
+
+def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket()
+    monkeypatch.setattr(storage, "_fetch", bucket.fetch)
+
+    def read(parts: Sequence[ObjectPart]) -> None:
+        for begin in range(0, len(parts), 8):
+            wanted = parts[begin : begin + 8]
+            assert [*map(bytes, storage.read_objects(wanted))] == [*map(bytes, map(content, wanted))]
+
+    def fork(share: int) -> None:
+        bucket.read.clear()
+        COUNTS.take()
+        read([*PARTS[:600], *PARTS[600 + share :: 4]])
+        cache = storage._cache_of(nodes[0].make, os.getpid())
+        cache.close()
+        os._exit(0 if len(bucket.read) == 150 and not COUNTS.so_far().damaged else 1)
+
+    with group(folders(tmp_path, 2), 10**8) as nodes, storage.through_cache(nodes[0].make):
+        read(PARTS[:600])
+        read(PARTS[:600])  # over connections that stay
+        forks = [multiprocessing.get_context("fork").Process(target=fork, args=(share,)) for share in range(4)]
+        for each in forks:
+            each.start()
+        for each in forks:
+            each.join(60)
+        assert [each.exitcode for each in forks] == [0] * 4
+        bucket.read.clear()
+        read(PARTS)
+        assert not bucket.read
 
 
 @pytest.mark.parametrize("owner", [0, 1])
