@@ -1,5 +1,6 @@
 """The verdict on lines written by hand: what each cause costs, and which is named."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -344,3 +345,18 @@ def test_of_several_worker_groups_the_last_one_is_judged() -> None:
     slow = rank(seconds=20.0, loader_wait_seconds=10.0)
     record = records.epoch_line([slow], [rank(i, 2) for i in range(2)], ceiling_images_per_second=206.0)
     assert record["verdict"].startswith("step-bound: ")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    data: str
+    cache: str | None
+
+
+def test_a_bucket_that_refuses_is_named_with_a_cache_as_the_remedy() -> None:
+    slow: dict[str, Any] = {"seconds": 20.0, "loader_wait_seconds": 10.2, "loader_waits": {"storage": 10.0}}
+    row = line(rank(**slow, storage={"requests": 900, "repeated": 1713, "hits": 0, "peer_hits": 0}))
+    for cache, remedy in ((None, "--cache DIR"), ("/mnt/cache", "a copy of the data on local disks")):
+        found = verdict(row, DataOptions(data="s3://bucket/train", cache=cache))
+        assert found is not None and found.cause == "storage"
+        assert mentions(found.text, f"the bucket refused or broke 1,713 requests Try {remedy}")
