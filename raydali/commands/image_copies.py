@@ -9,26 +9,29 @@ A smaller copy has only what loaders use: 8-bit pixels, grey or RGB, without alp
 import errno
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from shutil import copyfileobj
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, ImageOps
 
 from raydali.data.loading.quarantine import BrokenSample, why_broken
 from raydali.data.sources.files import Files
 from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.shards import Shards
-from raydali.data.sources.storage import file_system, modified_ns, reason
+from raydali.data.sources.storage import file_system, reason
 from raydali.data.tasks.decoder_choice import HEAD, PNG, format_of, plain_shape
 from raydali.data.tasks.pillow import decoded, in_8_bits, opened
 from raydali.errors import DataError
 
-SECOND = 10**9  # ns
+BUFFER = 1 << 20  # bytes
+_READ_AT_ONCE, _READERS = 32, 16
 _GREY = "1", "L", "LA", "La"
 _DECODED_SIDE = 2
 """Minimum shorter side of a JPEG decoded at a fraction of its size, in multiples of the result's shorter side."""
@@ -43,7 +46,7 @@ class Written:
         there_already: number of images that an earlier command had written.
         bytes_before, bytes_after: total sizes of the images that were written, before and after.
         broken: images that were omitted.
-        shards: the shards that are complete, see `shard_copies`.
+        shards: the shards that are complete, see `split_copies`.
         damaged: shards that differed from their checksum, and were made again.
     """
 
@@ -63,120 +66,95 @@ class Written:
         return len(self.broken)
 
 
-def prepare_images(
-    source: Files | LabeledSource,
-    place_of: Callable[[int], str],
-    shorter_side: int,
-    quality: int,
-    exact: bool,
-    ids: Iterable[int],
-) -> Written:
-    """Write the copies of these images that do not exist yet.
+def copies(
+    source: Files | LabeledSource, ids: Sequence[int], shorter_side: int, quality: int, written: Written
+) -> Iterator[tuple[int, bytes]]:
+    """Yield ids of images and the contents of their copies; threads read ahead.
 
     Args:
         source: the originals.
-        place_of: returns the path or the URI of a copy.
+        ids: indices in `source`.
         shorter_side: see `copy_of`.
-        quality: quality of JPEG, 1..100.
-        exact: see `_is_current`.
-        ids: indices of images in `source`.
+        quality: see `downscale`.
+        written: the outcomes are added here; images that are broken are not yielded.
 
     Raises:
-        DataError: a copy cannot be written.
+        DataError: the storage does not answer.
     """
-    written = Written()
     before = after = b""
-    changed: int | None = None
 
-    def load(id: int) -> None:
-        nonlocal before, after, changed
-        changed = modified_ns(origin(source, id))
-        before = source.read(id)
+    def load(reading: Future[bytes]) -> None:
+        nonlocal before, after
+        before = reading.result()
         after = copy_of(before, shorter_side, quality)
 
-    for id in ids:
-        path, place = origin(source, id), place_of(id)
-        if _is_current(place, path, exact):
-            written.there_already += 1
-        elif (why := why_broken(partial(load, id))) is not None:
-            _remove(place)  # it was made from an earlier version of the source
-            written.broken.append(BrokenSample(id, source.path(id), why))
-        else:
-            write_file(place, after, changed)
-            written.made_smaller += after is not before
-            written.copied += after is before
-            written.bytes_before += len(before)
-            written.bytes_after += len(after)
-    return written
+    with ThreadPoolExecutor(_READERS) as threads:
+        for begin in range(0, len(ids), _READ_AT_ONCE):
+            for id, reading in [(id, threads.submit(source.read, id)) for id in ids[begin : begin + _READ_AT_ONCE]]:
+                try:
+                    why = why_broken(partial(load, reading))
+                except OSError as error:
+                    raise DataError(f"{source.path(id)} cannot be read: {reason(error)}; start again") from error
+                if why is not None:
+                    written.broken.append(BrokenSample(id, source.path(id), why))
+                    continue
+                yield id, after
+                written.made_smaller += after is not before
+                written.copied += after is before
+                written.bytes_before += len(before)
+                written.bytes_after += len(after)
 
 
-def origin(source: Files | LabeledSource, id: int) -> str:
-    """Return the path or the URI of the file that an image is in."""
-    return source.shard(id) if isinstance(source, Shards) else source.path(id)
-
-
-def killed(source: Files | LabeledSource, id: int, reason: str) -> Written:
-    """Return the outcome of an image that ended the process which copied it."""
-    return Written(broken=[BrokenSample(id, source.path(id), reason)])
-
-
-def _is_current(copy: str, path: str, exact: bool) -> bool:
-    """Return whether a copy exists and was made from the current version of its source, the file at `path`.
-
-    If `exact`, copies have the modification time of their source (whole seconds on some file systems); otherwise they
-    have the time when they were written.
-    """
-    size, written = size_and_time(copy)
-    if not size:  # a crash of the machine may leave an empty file
-        return False
-    changed = modified_ns(path)
-    if changed is None:
-        return True
-    if exact:
-        return written in (changed, changed - changed % SECOND)
-    return written >= changed
-
-
-def size_and_time(path: str) -> tuple[int, int]:
-    """Return the size of a file or an object in bytes, and its modification time in ns; zeros if there is none."""
+def is_current(copy: str, changed: int | None) -> bool:
+    """Return whether a copy has the modification time of its original, in ns; an object, that or a later one."""
     try:
-        if "://" in path:
-            (found,) = file_system(path).get_file_info([path.partition("://")[2]])
-            return found.size or 0, found.mtime_ns or 0
-        there = Path(path).stat()
+        if "://" in copy:
+            (found,) = file_system(copy).get_file_info([copy.partition("://")[2]])
+            return bool(found.size) and (changed is None or found.mtime_ns >= changed)
+        there = Path(copy).stat()
     except OSError:
-        return 0, 0
-    return there.st_size, there.st_mtime_ns
+        return False
+    # A crash of the machine may leave an empty file; some file systems store whole seconds.
+    return there.st_size > 0 and (changed is None or there.st_mtime_ns in (changed, changed - changed % 10**9))
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """Yield a temporary file, which becomes the file or the object of this name if the block raises no error."""
+    with writing(path):
+        if "://" in path:
+            with SpooledTemporaryFile(BUFFER, prefix="raydali-") as file:
+                yield file  # type: ignore[misc]
+                file.seek(0)
+                with file_system(path).open_output_stream(path.partition("://")[2], compression=None) as stream:
+                    copyfileobj(file, stream, BUFFER)
+            return
+        name = blake2b(os.fsencode(Path(path).name), digest_size=8).hexdigest()
+        temporary = Path(path).with_name(f".{name}.part")  # always the same, and not the name of an image
+        try:
+            with temporary.open("w+b", BUFFER) as file:
+                yield file
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_file(path: str, data: bytes, changed: int | None = None) -> None:
-    """Write a file or an object atomically, a file with the modification time `changed` in ns.
+    """Write a file or an object atomically, see `replacing`; a file with the modification time `changed` in ns."""
+    with replacing(path) as file:
+        file.write(data)
+        if changed is not None and "://" not in path:
+            file.flush()
+            os.utime(file.fileno(), ns=(changed, changed))
 
-    Raises:
-        DataError: it cannot be written.
-    """
-    temporary = partial_path(path)
-    with writing(path):
+
+def remove(path: str) -> None:
+    """Remove a file or an object, if it exists."""
+    with writing(path), suppress(FileNotFoundError):
         if "://" in path:
-            with file_system(path).open_output_stream(path.partition("://")[2], compression=None) as stream:
-                stream.write(data)
-            return
-        try:
-            Path(temporary).write_bytes(data)
-            if changed is not None:
-                os.utime(temporary, ns=(changed, changed))
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
-def _remove(path: str) -> None:
-    with writing(path):
-        if "://" not in path:
-            Path(path).unlink(missing_ok=True)
-        elif size_and_time(path)[0]:
             file_system(path).delete_file(path.partition("://")[2])
+        else:
+            Path(path).unlink()
 
 
 def make_folder(path: str) -> None:
@@ -189,20 +167,14 @@ def make_folder(path: str) -> None:
 
 
 @contextmanager
-def writing(path: str) -> Iterator[str]:
+def writing(path: str) -> Iterator[None]:
     """Convert an OSError inside the block to a DataError that names the path."""
     try:
-        yield path
+        yield
     except OSError as error:
         until = "there is room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "that is fixed"
         why = reason(error) if "://" in path else error.strerror
         raise DataError(f"{path} cannot be written: {why}; the same command resumes once {until}") from error
-
-
-def partial_path(path: str) -> str:
-    """Return the path of a file while it is being written: always the same, and not the name of an image."""
-    name = os.fsencode(Path(path).name)
-    return str(Path(path).with_name(f".{blake2b(name, digest_size=8).hexdigest()}.part"))
 
 
 def copy_of(data: bytes, shorter_side: int, quality: int) -> bytes:
@@ -270,18 +242,16 @@ def _shrunk(image: Image.Image, shorter_side: int, box: tuple[int, int, float, f
 
 
 def _encoded(image: Image.Image, format: str | None, before: bytes, quality: int) -> bytes:
-    options: dict[str, Any]
-    match format:
-        case "JPEG" | "MPO":
-            format, options = "JPEG", {"quality": quality}
-        case "WEBP":
-            options = {"quality": quality, "lossless": b"VP8L" in before}
-        case "TIFF":
-            options = {"compression": "tiff_lzw"}
-        case "PNG" | "BMP" | "PPM":
-            options = {}
-        case _:
-            format, options = "PNG", {}
+    options: dict[str | None, dict[str, Any]] = {
+        "JPEG": {"quality": quality},
+        "WEBP": {"quality": quality, "lossless": b"VP8L" in before},
+        "TIFF": {"compression": "tiff_lzw"},
+        "PNG": {},
+        "BMP": {},
+        "PPM": {},
+    }
+    if format not in options:
+        format = "JPEG" if format == "MPO" else "PNG"
     data = io.BytesIO()
-    image.save(data, format, **options)
+    image.save(data, format, **options[format])
     return data.getvalue()

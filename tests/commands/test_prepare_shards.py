@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from raydali.commands.prepare import Prepare, main
-from raydali.commands.shard_copies import ROWS
+from raydali.commands.split_copies import ROWS
 from raydali.data.sources.formats import labeled_images, train_and_val
 from raydali.data.sources.labeled import LabeledFiles, LabeledSource
 from raydali.data.tasks.pillow import decoded
@@ -331,29 +331,23 @@ def test_a_bucket(to: str, s3: PutObjects, source: Path, tmp_path: Path, capsys:
     assert samples(train_and_val(f"{tmp_path}/back")[0]) == samples(train_and_val(str(source))[0])
 
 
-def test_an_image_that_ends_a_process_is_left_out(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the death, images of its shard are tried one by one, and the shard is made of the others."""
-    calls: list[range] = []
+def test_an_image_that_ends_a_process_is_named(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a death, the images of a shard are tried one by one; it is written if none of them ends a process."""
+    ends = True
 
     def in_this_process(
-        copy: Any, samples: int, _workers: int, _name: str, take: Any, killed: Any, at_once: int = 32
+        copy: Any, samples: int, _workers: int, _name: str, take: Any, killed: Any, at_once: int
     ) -> None:
-        died = bool(calls)
-        for ids in (range(samples)[start : start + at_once] for start in range(0, samples, at_once)):
-            if 3 in ids and not died:
-                for id in ids:
-                    take(killed(id, "it ended") if id == 3 else copy(range(id, id + 1)))
-                assert not [*target.glob(f"*-{ids.start // at_once:06}.tar")]
-            else:
-                take(copy(ids))
-            calls.append(ids)
+        for first in range(0, samples, at_once):
+            for id in range(first, min(first + at_once, samples)):
+                take(killed(id, "it ended") if id == 3 and ends else copy(range(id, id + 1)))
 
     target = tmp_path / "target"
-    monkeypatch.setattr("raydali.commands.prepare.in_processes", in_this_process)
-    with pytest.raises(DataError, match=mentioning("1 10 broken")):
-        prepare(source / "train", target, "tar", shard_size=2)
-    before, after = LabeledFiles.scan(f"{source}/train"), labeled_images(str(target))
-    assert len(calls) > 2 and len({*calls}) == len(calls) // 2
-    assert samples(after) == samples(before.drop([3]))
+    monkeypatch.setattr("raydali.commands.split_copies.in_processes", in_this_process)
+    with pytest.raises(DataError, match=mentioning(f"{LabeledFiles.scan(f'{source}/train').path(3)} it ended empty")):
+        prepare(source / "train", target, "tar", shard_size=1)
+    (first,) = target.glob("*.tar")
+    ends, written = False, first.stat().st_mtime_ns
+    prepare(source / "train", target, "tar", shard_size=1)
+    assert first.stat().st_mtime_ns == written and len([*target.glob("*.tar")]) == 4
+    assert samples(labeled_images(str(target))) == samples(LabeledFiles.scan(f"{source}/train"))
