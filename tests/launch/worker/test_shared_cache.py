@@ -1,5 +1,6 @@
 """--cache as the ranks of a run use it, where its folder cannot be used."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,8 +40,9 @@ def unusable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(place / "below" if request.param == "a file above it" else place)
 
 
-def trained(option: str, data: Data, folder: RunFolder) -> list[str]:
-    """Train through the cache; return the warnings of this rank."""
+def trained(option: str, data: Data, folder: RunFolder, s3: dict[str, str]) -> list[str]:
+    """Train through the cache; return the warnings of this rank, whose process may have been started before S3."""
+    os.environ.update(s3)
     session = LocalSession(folder)
     with shared_cache(option, session.worker, "127.0.0.1", ["s3://digits"], session.warn):
         train(CONFIG, data, session)
@@ -55,8 +57,8 @@ def test_a_folder_that_cannot_be_used_is_named_once_and_the_run_trains(
     files = [file for split, number in (("train", 64), ("val", 16)) for file in few(root / split, number)]
     s3("digits", {str(file.relative_to(root)): file.read_bytes() for file in files})
     data = Data(*(LabeledFiles.scan(f"s3://digits/{split}") for split in ("train", "val")))
-    folder = folder_of(tmp_path)
-    warnings = [text for texts in run_ranks(2, trained, f"{unusable}:1G", data, folder) for text in texts]
+    folder, keys = folder_of(tmp_path), {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    warnings = [text for texts in run_ranks(2, trained, f"{unusable}:1G", data, folder, keys) for text in texts]
     (warning,) = [text for text in warnings if "--cache" in text]
     assert mentions(warning, f"{unusable} cannot be used on node local written bucket")
     assert_whole(folder, CONFIG.stream(64))
