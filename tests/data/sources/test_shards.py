@@ -153,13 +153,13 @@ def test_verify_and_exclude(
     assert images.path(0) not in map(exclude(str(output), images)[0].path, range(29))
 
 
-def test_they_are_previewed_but_not_copied(tmp_path: Path, folders: LabeledFiles) -> None:
+def test_they_are_previewed_and_copied(tmp_path: Path, folders: LabeledFiles) -> None:
     data, output = pack("tfrecord", tmp_path, folders), tmp_path / "sheet.png"
     of_job = "--data", data, "--val-fraction", "0.3", "--batch-size", "1"
     preview(Preview(of_job=of_job, output=str(output), device="cpu"))
     assert output.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match=mentioning("train-*-of-*")):
-        prepare(Prepare(source=data, target=str(tmp_path / "copy")))
+    prepare(Prepare(source=data, target=str(tmp_path / "copy"), shorter_side=0))
+    assert len(LabeledFiles.scan(str(tmp_path / "copy"))) == len(folders)
 
 
 @pytest.mark.parametrize("format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.slow)])
