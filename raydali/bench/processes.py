@@ -56,7 +56,7 @@ def run_ranks(
             receiver, sender = CONTEXT.Pipe(duplex=False)
             # Not a daemon: a daemon may not start the DataLoader's worker processes.
             process = CONTEXT.Process(target=_run, name=f"rank {rank}", args=(function, task, rank, port, sender))
-            with _interrupted_later():
+            with interrupted_later():
                 process.start()
                 processes.append(process)
             sender.close()
@@ -78,7 +78,7 @@ def run_ranks(
 
 
 @contextmanager
-def _interrupted_later() -> Iterator[None]:
+def interrupted_later() -> Iterator[None]:
     """Defer an interruption: a process that is interrupted in its start prints a traceback."""
     resource_tracker.getfd()  # starts the tracker if there is none, which would admit the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

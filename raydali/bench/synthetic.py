@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+from raydali.bench.processes import interrupted_later
 from raydali.host.cpu_times import usable_cores
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def _on_all_cores(write: Callable[[Any], object], parts: Sequence[Any]) -> None:
             write(part)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        list(pool.map(write, parts))
+        with interrupted_later():  # a process whose start is interrupted would print a traceback
+            written = pool.map(write, parts)
+        list(written)
 
 
 def _write(root: str, part: range) -> None:
