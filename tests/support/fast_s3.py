@@ -8,6 +8,7 @@ written. nginx is Debian's package nginx-light; moto's server, which tests use, 
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -167,6 +168,7 @@ def _text(name: str) -> str:
 
 if __name__ == "__main__":
     at, *rest = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # nginx is to end with this process
     with fast_s3(at, **dict(zip(("port", "processes"), map(int, rest), strict=False))) as server:
         print(server.url, server.pid, flush=True)
         threading.Event().wait()
