@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from tests.support.chaos import leaks
@@ -57,13 +58,16 @@ def namespaces_unavailable() -> str:
     return "" if shutil.which("ip") else "network namespaces need iproute2's `ip`"
 
 
+_LETTERS = cycle("abcdefghij")
+
+
 @contextmanager
 def virtual_hosts(number: int) -> Iterator[list[Host]]:
     """Make this number of hosts, in network namespaces if possible."""
     if namespaces_unavailable():
         yield [Host(f"node{i}", LOCAL) for i in range(number)]
         return
-    mark = f"rc{os.getpid() % 100_000}"
+    mark = f"rc{os.getpid() % 100_000}{next(_LETTERS)}"  # links of a namespace that ends may stay for a moment
     net = f"10.{150 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
     made = [Host(f"{mark}-{i}", f"{net}.{i + 1}", f"{mark}v{i}") for i in range(number)]
     try:
