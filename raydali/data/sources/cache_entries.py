@@ -146,14 +146,14 @@ class Entries:
                 self._reserve(-len(raw))
         return content
 
-    def write(self, bucket: str, key: bytes, content: memoryview) -> bool:
-        """Write an entry, if there is room for it and it is not there; return whether it is there now."""
+    def write(self, bucket: str, key: bytes, content: memoryview) -> None:
+        """Write an entry, if there is room for it and it is not there."""
         path = entry_path(self.folder, bucket, key)
         if os.path.exists(path):
-            return True
+            return
         size = content.nbytes + HASH_BYTES
         if time.monotonic() < self._silent_until or not self._reserve(size):
-            return False
+            return
         partial = f"{path}.{os.getpid()}-{threading.get_ident()}"
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -169,8 +169,6 @@ class Entries:
             _log.warning(
                 "--cache %s takes no more for now, since it cannot be written: %s", self.folder, error.strerror
             )
-            return False
-        return True
 
     def groups(self, nodes: Sequence[str] | None = None) -> list[list[str]]:
         """Return the nodes of earlier worker groups, the newest last; those given are recorded as one."""

@@ -103,7 +103,7 @@ class Peers:
         self._lock = threading.Lock()
 
     def __contains__(self, node: str) -> bool:
-        """Whether a node has a server, and has answered lately."""
+        """Return whether a node has a server, and has answered lately."""
         return node in self._servers and time.monotonic() >= self._away.get(node, 0.0)
 
     def get(self, node: str, wanted: Sequence[tuple[str, bytes]]) -> list[memoryview | None]:
@@ -134,11 +134,11 @@ class Peers:
     @contextlib.contextmanager
     def _connection(self, server: tuple[str, int]) -> Iterator[socket.socket]:
         try:
-            connection = self._idle[server].get_nowait()
+            connection, is_new = self._idle[server].get_nowait(), False
         except queue.Empty:
-            connection = socket.create_connection(server, _SECONDS)
+            connection, is_new = socket.create_connection(server, _SECONDS), True
         try:
-            if not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY):
+            if is_new:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(self._token)
             yield connection

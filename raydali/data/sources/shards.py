@@ -65,7 +65,7 @@ class Shards:
     mark: ClassVar[str] = "#"
     """Separates a shard's path from an image's name in messages."""
     in_ranges: ClassVar[bool] = True
-    """Whether an image is a range of its shard's bytes."""
+    """An image is a range of its shard's bytes."""
     first_labels: ClassVar[tuple[int, ...]] = (0,)
     """Values at which numeric labels may begin."""
 

@@ -109,7 +109,7 @@ class ObjectPart(NamedTuple):
 
 @dataclass
 class Counts:
-    """What this process has read from buckets since its counts were taken away.
+    """A process counts here what it has read from buckets since its counts were taken away.
 
     Attributes:
         requests, bytes: answers of buckets and their bytes.
@@ -281,7 +281,7 @@ def _answer(text: str) -> tuple[str, bool]:
 
 
 _obstore = {"runs": False, "lost": False}
-"""Whether this process has obstore's threads, and whether it is a fork of one that has: it can start none then."""
+"""A process with obstore's threads `runs` it; a fork of one has `lost` them, and can start none."""
 os.register_at_fork(after_in_child=lambda: _obstore.update(lost=_obstore["runs"]))
 
 
