@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raydali.data.sources.storage import COUNTS, Counts
+from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.host.cpu_times import cpu_times
 from raydali.host.hardware import has_bf16
 from raydali.measure.ceiling import share_of_ceiling

@@ -38,7 +38,7 @@ class RankRecord:
     """Number of broken samples that were replaced."""
 
     storage: dict[str, int] = field(default_factory=dict)
-    """What was read from buckets, validation included, see `storage.Counts`; empty if nothing was."""
+    """What was read from buckets, validation included, see `read_counts.Counts`; empty if nothing was."""
 
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from raydali.data.loading.loader import Batch, Loader, LoaderOptions
 from raydali.data.loading.quarantine import BrokenSample, Quarantine, unreadable
+from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.data.sources.reading import OUTAGES, Backoff, Cause, Outage, reading_seconds
 from raydali.data.sources.source import Source
-from raydali.data.sources.storage import COUNTS, Counts
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pillow import apart
 from raydali.data.tasks.pipeline import Pipeline

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from raydali.data.sources.storage import COUNTS
+from raydali.data.sources.read_counts import COUNTS
 from raydali.errors import UsageError
 
 KEY_BYTES = HASH_BYTES = 16

@@ -16,7 +16,8 @@ import numpy as np
 
 from raydali.data.sources.cache_entries import KEY_BYTES, Entries, checked, hash_of
 from raydali.data.sources.cache_peers import Peers
-from raydali.data.sources.storage import COUNTS, ObjectPart
+from raydali.data.sources.read_counts import COUNTS
+from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 
 _COPIES_AHEAD = 256

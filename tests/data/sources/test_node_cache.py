@@ -15,7 +15,8 @@ from raydali.data.sources import cache_peers, storage
 from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, Server
 from raydali.data.sources.node_cache import NodeCache, key_of, owners_of
-from raydali.data.sources.storage import COUNTS, ObjectPart
+from raydali.data.sources.read_counts import COUNTS
+from raydali.data.sources.storage import ObjectPart
 from raydali.errors import UsageError
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning

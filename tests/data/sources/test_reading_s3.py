@@ -11,8 +11,9 @@ import pytest
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files
+from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.data.sources.reading import is_transient, short
-from raydali.data.sources.storage import COUNTS, Counts, ObjectPart, StoreError
+from raydali.data.sources.storage import ObjectPart, StoreError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
 
