@@ -71,6 +71,8 @@ def source(tmp_path: Path, images: list[bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
     (tmp_path / "source/train/cat/00.jpg").write_bytes(jpeg((90, 70)))
+    for path in (tmp_path / "source").rglob("*.[jJ]*"):
+        os.utime(path, (1.7e9, 1.7e9))  # a bucket's times are whole seconds: copies of this second's files are remade
     return tmp_path / "source"
 
 
