@@ -43,6 +43,7 @@ def main(options: Report) -> None:
     """
     from raydali.report.html import text
     from raydali.run.find import find_run
+    from raydali.run.ledger import describe
 
     if not options.runs:
         raise UsageError("report needs a run: give its folder, such as ~/raydali-runs/pets")
@@ -59,14 +60,20 @@ def main(options: Report) -> None:
         from raydali.report.html.compare import compare_page
 
         contents = compare_page(histories)
-        rows = [(each.name, *text.scores(each), text.count(each.images_per_second)) for each in histories]
-        show("", ("run", "last", "best", "images/s"), rows)
+        of_ledgers = [text.ledger_figures(each) for each in histories]
+        rows = [
+            (each.name, *text.scores(each), text.count(each.images_per_second), *ledger.values())
+            for each, ledger in zip(histories, of_ledgers, strict=True)
+        ]
+        show("", ("run", "last", "best", "images/s", *of_ledgers[0]), rows)
     else:
         from raydali.report.html.page import run_page
 
         contents = run_page(histories[0])
         if scores := text.last_and_best(histories[0]):
             print(scores)
+        if ledger := histories[0].ledger:
+            print(*describe(ledger), sep="\n")
     if output is None:
         _write_to(folders[0], contents)
         return

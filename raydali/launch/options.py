@@ -33,6 +33,7 @@ PLACEMENT_OPTIONS = {
     "keep_epochs",
     "profile_steps",
     "cache",
+    "price",
     "track",
     "hw_decoder_load",
     "largest_image",
@@ -114,6 +115,8 @@ class LaunchOptions:
     """Seconds from the start of the workers to the first step, compilation included, after which they are restarted; 0:
     no limit."""
 
+    price: Annotated[float | None, AT_LEAST_0] = None
+    """USD that an hour of a GPU costs, or of a worker without GPUs: the run's ledger then has its cost."""
     track: str | None = None
     """Trackers in addition to TensorBoard: mlflow, wandb, or mlflow,wandb. Their packages must be installed."""
 

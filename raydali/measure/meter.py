@@ -107,6 +107,7 @@ class EpochMeter:
     Args:
         loader: the loader whose waits and Python time are recorded, if there is one; also an attribute.
         peak_flops: the peak of the device, for the record.
+        group: the id of the worker group, for the record.
     """
 
     def __init__(
@@ -118,9 +119,10 @@ class EpochMeter:
         node: str,
         loader: "Loader | None" = None,
         peak_flops: float | None = None,
+        group: str = "",
     ) -> None:
         self._who: dict[str, Any] = {"rank": rank, "world_size": world_size, "node": node, "device": device.type}
-        self._who |= {"has_bf16": has_bf16(device), "peak_flops": peak_flops}
+        self._who |= {"has_bf16": has_bf16(device), "peak_flops": peak_flops, "group": group}
         self.on_stage: Callable[[str], None] | None = None
         self.loader = loader
         self.clock = StageClock(device)

@@ -40,6 +40,9 @@ class RankRecord:
     storage: dict[str, int] = field(default_factory=dict)
     """What was read from buckets, validation included, see `read_counts.Counts`; empty if nothing was."""
 
+    group: str = ""
+    """The id of the worker group, see `run.ledger.Held`; empty outside of a launched run."""
+
     # Inputs of the verdict. They have defaults since older checkpoints lack them.
     device: str = "cpu"
     has_bf16: bool = False

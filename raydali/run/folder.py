@@ -11,6 +11,7 @@ tensorboard/    the numbers of each epoch, for TensorBoard; written by the drive
 tracking.json   with --track: the ids of the run in other programs (report/tracking.py)
 samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)
 report.html     a report of the run as one page, updated during the run; written by the driver (report/html/live.py)
+ledger.json     what the workers' time went to, over all starts; written by the driver (ledger.py)
 evaluation.json what `raydali evaluate` found last, and worst.png (commands/evaluate.py)
 compile_cache/  what torch.compile has made, for nodes that lack it (compile_cache.py)
 best/           the weights with the best validation score so far (model_file.py)
@@ -158,6 +159,17 @@ class RunFolder:
         """Return whether the file exists."""
         info = self._with_retry(lambda: self.filesystem.get_file_info(self.path(file)))
         return bool(info.type != arrow_fs.FileType.NotFound)
+
+    def touch(self, file: str) -> None:
+        """Give a local file the present modification time, if it exists; object stores have no such operation."""
+        if self._local:
+            with suppress(OSError):
+                os.utime(self.path(file))
+
+    def modified(self, file: str) -> float:
+        """Return the modification time of a file, in seconds since 1970; 0 if it does not exist."""
+        info = self._with_retry(lambda: self.filesystem.get_file_info(self.path(file)))
+        return (info.mtime_ns or 0) / 1e9
 
     def files(self, folder: str) -> list[str]:
         """Return the names of the files in a sub-folder, sorted; none if it does not exist."""

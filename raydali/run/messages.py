@@ -38,6 +38,7 @@ class Heartbeat(WorkerMessage):
         progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack: stack trace of the training thread if it has made no progress for a while.
         waits: whether the training thread waits for other ranks.
+        joules: energy of the rank's GPU since the worker began to use it; None if it is not measured.
     """
 
     node: str
@@ -48,6 +49,7 @@ class Heartbeat(WorkerMessage):
     progress: float
     stack: str | None
     waits: bool
+    joules: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

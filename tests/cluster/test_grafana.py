@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import ray.dashboard.modules.reporter.reporter_agent as reporter
 
-from raydali.launch.driver.recorder import QUARANTINED, RESTARTS
+from raydali.launch.driver.recorder import HELD, LEDGER_GAUGES, QUARANTINED, RESTARTS
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES
 from tests.support.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-OURS = {f"ray_{IMAGES}_total", f"ray_{RESTARTS}_total", f"ray_{QUARANTINED}_total", *(f"ray_{name}" for name in GAUGES)}
+COUNTERS = IMAGES, RESTARTS, QUARANTINED
+OF_LEDGER = [HELD, *(name for name, _ in LEDGER_GAUGES.values())]
+OURS = {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{name}" for name in [*GAUGES, *OF_LEDGER]}
 
 
 def test_every_metric_exists_and_all_of_ours_are_shown() -> None:

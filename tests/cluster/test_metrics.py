@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with head(env | {"RAY_metrics_report_interval_ms": "2000"}, path / "head") as address:
         client = JobSubmissionClient(address, headers={"Authorization": f"Bearer {TOKEN}"})
         job = client.submit_job(
-            entrypoint=f"python jobs/imagenet.py --epochs 2000 --storage {path} --name {NAME}",
+            entrypoint=f"python jobs/imagenet.py --epochs 2000 --price 1 --storage {path} --name {NAME}",
             runtime_env={"working_dir": str(ROOT)},
         )
         folder = RunFolder(str(path), NAME)

@@ -8,7 +8,12 @@ from tests.support.cluster import ROOT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "cluster/grafana.json").read_text())
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-GPU_ONLY = {"ray_raydali_gpu_memory_bytes", "ray_node_gpus_utilization", "ray_node_gram_used"}
+GPU_ONLY = {
+    "ray_raydali_gpu_memory_bytes",
+    "ray_raydali_energy_kwh",
+    "ray_node_gpus_utilization",
+    "ray_node_gram_used",
+}
 """Metrics that only a node with a GPU has."""
 _METRIC = re.compile(r"\bray_\w+(?=\{|\[|\)|,| |$)")
 _LABELS = re.compile(r"\b(?:by|on|without) \([^)]*\)|\{[^}]*\}")

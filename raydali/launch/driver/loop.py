@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from raydali.launch.driver.ray_cluster import ConnectedRay
 from raydali.launch.driver.recorder import RunRecorder, WorkerWarnings
 from raydali.launch.driver.restart_policy import RestartPolicy
 from raydali.launch.driver.room import GroupSize, Waiting
+from raydali.launch.driver.run_ledger import RunLedger
 from raydali.launch.driver.worker_group import WorkerGroup
 from raydali.launch.job import WorkerTask
 from raydali.launch.trainer import GroupEnd
@@ -80,7 +82,8 @@ def train_in_workers(
         event = events.RunStopped(error=error_line(error), why=driver.stop_reason)
     finally:
         console.close()
-    driver.close(event)
+    for line in driver.close(event):
+        console.print(line)
     if error is not None:
         raise error
     if (message := text.beside_published(recorder.report.history)) is not None:
@@ -113,6 +116,7 @@ class Driver:
         self._options, self._placement, self._cluster = task.options, placement, cluster
         self._console, self._recorder, self._interrupt = console, recorder, interrupt
         self._channel, self._task = task.channel, ray.put(task)
+        self._ledger = RunLedger(task.folder, task.attempt, task.options.price, recorder.ledger)
         resources = {"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {})
         self._training = trainer.Training(
             name=task.folder.name,
@@ -143,6 +147,7 @@ class Driver:
             while True:
                 self._group = group = self._start(self._wait_for_room())
                 end = self._follow(group)
+                self._ledger.released(group, finished=end == "finished")
                 if end == "finished":
                     break
                 self._decide(group, end)
@@ -153,10 +158,17 @@ class Driver:
         if (request := self._request(0)) is not None:
             request.has_returned(ANSWER_SECONDS)
 
-    def close(self, end: events.Event) -> None:
-        """Record how the driver ends, as the last event. Workers that still run end with this process's Ray."""
+    def close(self, end: events.Event) -> list[str]:
+        """Record how the driver ends, as the last event. Workers that still run end with this process's Ray.
+
+        Returns:
+            Lines on the run's ledger, for the console.
+        """
         self._show_warnings(at_end=True)
+        self._ledger.released(self._group, finished=isinstance(end, events.RunFinished))
+        lines = self._ledger.close()
         self._recorder.event(end, time.time())
+        return lines
 
     def _wait_for_room(self) -> int:
         """Wait until the next group may start, and return its size."""
@@ -193,6 +205,8 @@ class Driver:
         while not group.end.has_returned(POLL_SECONDS):
             began = time.monotonic()
             self._tick()
+            if not group.is_placed and (self._cluster.own or group.places or _has_places()):
+                self._ledger.placed(group)
             if any(error.final for error in group.errors):
                 break
             self._grow(group)
@@ -266,6 +280,7 @@ class Driver:
             self._console.print("the other nodes do not suffice any more: those that were left out are used again")
         self._waiting.poll()
         self._recorder.report.poll()
+        self._ledger.poll(self._group)
         self._show_warnings()
         if time.monotonic() >= self._own_node_at:
             self._own_node_at = time.monotonic() + OWN_NODE_SECONDS
@@ -284,6 +299,7 @@ class Driver:
             if isinstance(message, messages.WorkerMessage) and message.group != self._group.number:
                 return
             self._group.take(message)
+        self._ledger.take(message, arrived)
         match message:
             case messages.ForwardedWarning():
                 self._warnings.add(message)
@@ -345,3 +361,9 @@ class Driver:
             group.hung |= {(each.node_id, each.pid) for each in stuck}
             hang_detection.kill(stuck)  # before the storage is written to, which may take long
             self._take(events.Hang(starting=not group.is_training, ranks=stuck), time.time())
+
+
+def _has_places() -> bool:
+    with suppress(Exception):  # Ray does not answer: the next look will tell
+        return trainer.has_places()
+    return False

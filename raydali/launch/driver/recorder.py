@@ -7,11 +7,21 @@ from typing import Any
 from raydali.report.html.live import LiveReport
 from raydali.run.events import Event, Quarantined, Started
 from raydali.run.folder import EVENTS, RunFolder
+from raydali.run.ledger import PARTS
 from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
 from raydali.text import numbered
 
 RESTARTS = "raydali_restarts"
 QUARANTINED = "raydali_quarantined"
+LEDGER_GAUGES = {
+    "goodput": (
+        "raydali_goodput_ratio",
+        "Share of the time workers were held in which they trained at the ceiling.",
+    ),
+    "kwh": ("raydali_energy_kwh", "Energy of the GPUs that this run has used."),
+    "cost_usd": ("raydali_cost_usd", "Cost of this run by --price."),
+}
+HELD = "raydali_held_worker_seconds"
 GATHER_SECONDS = 1.0
 """Delay before a warning is shown, to collect all ranks that gave it."""
 MAX_LINES = 100
@@ -22,7 +32,7 @@ class RunMetrics:
     """Counters of the run of that name that only the driver knows; launch/worker/rank_metrics.py has the others."""
 
     def __init__(self, run: str) -> None:
-        from ray.util.metrics import Counter
+        from ray.util.metrics import Counter, Gauge
 
         text = "Restarts of the workers of this run, after failures and resizes."
         self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
@@ -31,6 +41,19 @@ class RunMetrics:
         for counter in (self._restarts, self._quarantined):
             counter._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0
         self._started = False
+        self._ledger = {
+            name: Gauge(gauge, text, ("run",)).set_default_tags({"run": run})
+            for name, (gauge, text) in LEDGER_GAUGES.items()
+        }
+        text = "Time for which workers of this run were held, by what it went to."
+        self._held = Gauge(HELD, text, ("run", "part")).set_default_tags({"run": run})
+
+    def ledger(self, summary: Mapping[str, Any]) -> None:
+        """Publish the ledger; Ray drops a gauge that was not set for 20 s."""
+        for name, gauge in self._ledger.items():
+            gauge.set(summary[name])  # which ignores None
+        for part in PARTS:
+            self._held.set(summary["worker_seconds"][part], {"part": part})
 
     def count(self, event: Event) -> None:
         """Count restarts, which are starts but the first, and broken samples."""
@@ -78,6 +101,10 @@ class RunRecorder:
                 del self._unwritten[0]
         except OSError as error:
             self._warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
+
+    def ledger(self, summary: Mapping[str, Any]) -> None:
+        """Publish the ledger of the run."""
+        self._metrics.ledger(summary)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""

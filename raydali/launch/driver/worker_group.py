@@ -38,6 +38,8 @@ class WorkerGroup:
         watch: takes its heartbeats.
         errors: those that its workers have reported, oldest first.
         places: where its ranks run, by their heartbeats.
+        joules: energy of their GPUs, as far as it is measured, likewise.
+        is_placed: whether it has its places.
         hung: the processes that were killed because they held it up.
         is_training: whether it has completed its first step.
         has_left: whether its workers have saved a checkpoint and left.
@@ -52,6 +54,8 @@ class WorkerGroup:
     watch: HangWatch
     errors: list[WorkerError] = field(default_factory=list)
     places: dict[int, WorkerAddress] = field(default_factory=dict)
+    joules: dict[int, float] = field(default_factory=dict)
+    is_placed: bool = False
     hung: set[WorkerAddress] = field(default_factory=set)
     is_training: bool = False
     has_left: bool = False
@@ -65,6 +69,8 @@ class WorkerGroup:
             case Heartbeat():
                 self.watch.heartbeat(message)
                 self.places[message.rank] = message.node_id, message.pid
+                if message.joules is not None:
+                    self.joules[message.rank] = message.joules
             case HeartbeatEnded():
                 self.watch.forget(message.rank)
             case WorkerError():

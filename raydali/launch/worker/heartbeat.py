@@ -26,6 +26,7 @@ class HeartbeatThread:
         count: returns the number of batches consumed so far, validation included, and of calls that were retried.
         progress: returns completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack_after: seconds without progress after which heartbeats include the stack trace.
+        joules: see `run.messages.Heartbeat`.
         address: rank, group and node_id of this worker; with `node`, see `run.messages.Heartbeat`.
     """
 
@@ -36,11 +37,12 @@ class HeartbeatThread:
         progress: Callable[[], float],
         stack_after: float,
         *,
+        joules: Callable[[], float | None] = lambda: None,
         node: str,
         **address: Any,
     ) -> None:
         self._emit, self._count, self._progress, self._stack_after = emit, count, progress, stack_after
-        self._node, self._address = node, {**address, "pid": os.getpid()}
+        self._joules, self._node, self._address = joules, node, {**address, "pid": os.getpid()}
         self._thread = threading.get_ident()
         self._closed = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
@@ -59,6 +61,7 @@ class HeartbeatThread:
             is_stuck = time.monotonic() - since > self._stack_after
             stack, waits = self._stack() if is_stuck else (None, False)
             facts: dict[str, Any] = {"count": count, "progress": self._progress(), "stack": stack, "waits": waits}
+            facts["joules"] = self._joules()
             self._emit(Heartbeat(**self._address, node=self._node, started=started, **facts))
             self._closed.wait(HEARTBEAT_SECONDS)
 

@@ -17,7 +17,7 @@ from raydali.data.stream.stream import Stream
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks
-from raydali.host.facts import kernel_sees_gpu
+from raydali.host.facts import GpuEnergy, kernel_sees_gpu
 from raydali.launch.channel import Interrupted
 from raydali.launch.job import WorkerTask
 from raydali.launch.worker.environment import environment, resolve_on_hardware, worker_environment
@@ -30,6 +30,7 @@ from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
 from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
+from raydali.run.ledger import group_id
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, WorkerError
 from raydali.text import plural
 from raydali.train.weights.matching import MatchedWeights
@@ -153,11 +154,13 @@ def run_worker(config: dict[str, Any]) -> None:
     channel, options, group = task.channel, task.options, config["group"]
     rank, context = ray.train.get_context().get_world_rank(), ray.get_runtime_context()
     session: RaySession | None = None
+    energy: GpuEnergy | None = None
     heartbeat = HeartbeatThread(  # the start of the session may hang, too
         channel.post,
         lambda: Loader.batches_taken + retries(),
         lambda: session.progress() if session is not None else 0.0,
         min(timeout / 2 or float("inf") for timeout in (options.hang_timeout, options.start_timeout)),
+        joules=lambda: energy.joules() if energy is not None else None,
         node=context.get_node_id()[:8],
         rank=rank,
         group=group,
@@ -165,6 +168,9 @@ def run_worker(config: dict[str, Any]) -> None:
     )
     try:
         session = RaySession(task)
+        session.group = group_id(task.attempt, group)
+        if session.worker.device.type == "cuda":
+            energy = GpuEnergy(str(torch.cuda.get_device_properties(session.worker.device).uuid))
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)

@@ -35,7 +35,7 @@ class RunMeter:
         self._useful_block = cache(lambda: useful_block(labels, run.stream))
         peak = peak_flops(worker.device, run.precision.dtype)
         who: dict[str, Any] = {"rank": worker.rank, "world_size": worker.world_size, "node": worker.node}
-        self.meter = EpochMeter(worker.device, **who, loader=loader, peak_flops=peak)
+        self.meter = EpochMeter(worker.device, **who, loader=loader, peak_flops=peak, group=run.session.group)
         self.meter.enter("loop")
         self.live = LiveMetrics(
             self.meter,

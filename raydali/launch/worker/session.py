@@ -43,11 +43,12 @@ class Session(ABC):
         cursor: the position of the run.
         steps_left: number of remaining steps of the training loop; 0 after its end.
         checkpoints: the checkpoints of the run.
+        group: the id of the worker group in the ledger.
     """
 
     def __init__(self, worker: Worker, folder: RunFolder, is_kept: Callable[[int], bool] = lambda _: False) -> None:
         self.worker, self.folder = worker, folder
-        self.cursor, self.steps_left = Cursor(), 0
+        self.cursor, self.steps_left, self.group = Cursor(), 0, ""
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
 
     def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:

@@ -60,6 +60,7 @@ def _row(history: History, label: str, metrics: Sequence[str]) -> dict[str, str]
         "loss": figure(get("loss")),
         **{name: figure(get(f"{VALIDATION}{name}")) for name in metrics},
         "best": text.scores(history)[1],
+        **text.ledger_figures(history),
     }
 
 

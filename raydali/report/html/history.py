@@ -14,11 +14,12 @@ from typing import Any, Literal
 from raydali.measure.ceiling import VOID_ABOVE
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 from raydali.run.folder import CONFIG, EPOCHS, EVALUATION, EVENTS, SAMPLES, WORST, RunFolder
+from raydali.run.ledger import LEDGER, parts_of
 from raydali.run.model_file import MODEL
 
 Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
-FILES = (SAMPLES, EVALUATION, WORST, MODEL)
+FILES = (SAMPLES, EVALUATION, WORST, MODEL, LEDGER)
 """The files that the page reads as they are."""
 VALIDATION = "validation/"
 """Precedes the names of an epoch's numbers that are of its validation."""
@@ -197,6 +198,16 @@ class History:
         with suppress(Exception):  # runs of earlier versions have none
             found = json.loads(self.files[MODEL])["best"]
             return str(found["metric"]), float(found["score"]), int(found["epoch"])
+        return None
+
+    @property
+    def ledger(self) -> Mapping[str, Any] | None:
+        """The contents of `ledger.json`; None if there is none that can be read."""
+        with suppress(Exception):  # runs of earlier versions have none
+            found: Mapping[str, Any] = json.loads(self.files[LEDGER])
+            if found["groups"]:
+                parts_of(found)
+                return found
         return None
 
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:

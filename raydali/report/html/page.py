@@ -11,12 +11,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from raydali.report.html import text
-from raydali.report.html.charts import Chart, Line, Ticks, chart
+from raydali.report.html.charts import COLOURS, Chart, Line, Ticks, chart
 from raydali.report.html.evaluation import evaluation_section
 from raydali.report.html.history import VALIDATION, History
 from raydali.report.html.text import DASH, count, figure, percent
 from raydali.report.html.timeline import timeline
 from raydali.run.folder import EVALUATION, SAMPLES, WORST
+from raydali.run.ledger import PARTS as LEDGER_PARTS
+from raydali.run.ledger import figures_of, parts_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -97,6 +99,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         published=published and f"{published[0].upper()}{published[1:]}.",
         scores=text.last_and_best(history),
         verdict=newest and newest.verdict and f"Verdict on epoch {newest.number}: {newest.verdict}",
+        ledger=ledger_bar(history),
         figures=[*text.figures(history).items(), *((name, _newest(history, name)) for name in history.metrics[:2])],
         speed=_speed(history, events.marks),
         learning=_learning(history, events.marks),
@@ -112,6 +115,24 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         settings=text.settings(history).items(),
         environment=text.environment(history).items(),
     )
+
+
+def ledger_bar(history: History) -> dict[str, Any] | None:
+    """Return what the bar of the ledger draws: its parts, from the largest to the smallest, and its lines of text."""
+    ledger = history.ledger
+    if ledger is None:
+        return None
+    colours = {part: f"c{i % COLOURS}{' light' if i >= COLOURS else ''}" for i, part in enumerate(LEDGER_PARTS)}
+    parts = [(name, colours[part], share) for part, name, share in parts_of(ledger)]
+    hours = ledger["worker_seconds"]["held"] / 3600
+    beside = ledger["seconds"]
+    return {
+        "parts": parts,
+        "legend": [(f"{name} {percent(share)}", colour) for name, colour, share in parts],
+        "text": f"Workers were held for {figure(hours)} hours: {figures_of(ledger)}. Beside it, "
+        f"{text.seconds(beside['before_placement'])} passed before workers were placed, and "
+        f"{text.seconds(beside['without_driver'])} without a driver.",
+    }
 
 
 def _newest(history: History, name: str) -> str:

@@ -121,6 +121,18 @@ def figures(history: History) -> dict[str, str]:
     }
 
 
+def ledger_figures(history: History) -> dict[str, str]:
+    """The figures of the ledger by name."""
+    ledger = history.ledger or {}
+    cost, hours = ledger.get("cost_usd"), ledger.get("worker_seconds", {}).get("held")
+    return {
+        "worker hours": figure(None if hours is None else hours / 3600),
+        "goodput": percent(ledger.get("goodput")),
+        "kWh": figure(ledger.get("kwh")),
+        "cost": DASH if cost is None else f"${cost:,.2f}",
+    }
+
+
 def where(history: History) -> str | None:
     """The workers and the device of the newest start."""
     for row in reversed(history.events):

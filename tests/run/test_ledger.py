@@ -1,0 +1,186 @@
+"""The ledger: its parts add up to the time for which workers were held, whatever ended their groups."""
+
+import random
+from typing import Any
+
+import pytest
+
+from raydali.measure.account import accounts
+from raydali.run.ledger import PARTS, Held, Ledger, describe, group_id, parts_of
+
+
+def rank(group: str, *, rank: int = 0, size: int = 2, **changed: Any) -> dict[str, Any]:
+    """A rank that trained on 500 images in 50 steps and 10 s, and waited for data for 2 s of them."""
+    return {
+        "rank": rank,
+        "world_size": size,
+        "node": "a",
+        "images": 500,
+        "seconds": 10.0,
+        "loader_wait_seconds": 2.0,
+        "step_seconds": 7.5,
+        "checkpoint_seconds": 0.25,
+        "first_batch_seconds": None,
+        "device": "cuda",
+        "peak_flops": 1e12,
+        "steps": 50,
+        "first_step_seconds": None,
+        "exchange_seconds": None,
+        "shortest_exchange_seconds": None,
+        "loader_waits": {"storage": 1.0},
+        "python_seconds": 0.0,
+        "cpu_seconds": None,
+        "cpu_queued_seconds": None,
+        "helpers_seconds": None,
+        "helpers_queued_seconds": None,
+        "host_busy_seconds": None,
+        "host_idle_seconds": None,
+        "group": group,
+    } | changed
+
+
+def epoch(step: int, *ranks: dict[str, Any], ceiling: float | None = 140.0, validation: float = 1.0) -> dict[str, Any]:
+    return {
+        "epoch": step // 50,
+        "step": step,
+        "world_size": ranks[-1]["world_size"],
+        "ranks": [*ranks],
+        "ceiling_images_per_second": ceiling,
+        "validation": {"seconds": validation},
+        "flops_per_image": 1e9,
+    }
+
+
+def both(group: str, **changed: Any) -> list[dict[str, Any]]:
+    return [rank(group, rank=i, **changed) for i in range(2)]
+
+
+def held(number: int = 1, placed: float = 100.0, **changed: Any) -> Held:
+    return Held(group=group_id("0123456789", str(number)), workers=2, placed=placed, **changed)
+
+
+def ledger_of(*groups: Held) -> Ledger:
+    ledger = Ledger()
+    ledger.groups += groups
+    return ledger
+
+
+def total(summary: dict[str, Any]) -> float:
+    return sum(float(summary["worker_seconds"][part]) for part in PARTS)  # each is rounded to 0.001 s
+
+
+def test_an_epoch_is_split_by_its_costs() -> None:
+    (account,) = accounts(epoch(50, *both("g")), {})
+    seconds = account.seconds
+    assert seconds["ceiling"] == pytest.approx(1000 / 140)
+    assert seconds["data"] == pytest.approx(2.0) and seconds["checkpoints"] == pytest.approx(0.25)
+    assert seconds["contention"] == pytest.approx(7.5 - 1000 / 140)
+    assert sum(seconds.values()) == pytest.approx(11.0) and seconds["validation"] == 1.0
+    assert (account.flops, account.peak_flops) == (1e12, 2e12)
+
+
+def test_estimates_beyond_the_epoch_are_scaled_down() -> None:
+    (account,) = accounts(epoch(50, *both("g", loader_wait_seconds=6.0, checkpoint_seconds=2.0)), {})
+    assert sum(account.seconds.values()) == pytest.approx(11.0)
+    assert account.seconds["data"] == pytest.approx(3 * account.seconds["checkpoints"])
+
+
+def test_an_epoch_of_two_groups_and_one_of_an_earlier_version() -> None:
+    record = epoch(50, *both("a", images=100, seconds=3.0), *(rank("b", rank=i, size=3) for i in range(3)))
+    first, last = accounts(record, {2: 100.0})
+    assert (first.group, first.world_size, last.group, last.world_size) == ("a", 2, "b", 3)
+    assert first.seconds["ceiling"] == pytest.approx(2.0) and "validation" not in first.seconds
+    assert sum(last.seconds.values()) == pytest.approx(11.0)
+    assert "unmeasured" in accounts(record, {})[0].seconds
+    old = [{name: value for name, value in each.items() if name != "steps"} for each in both("g")]
+    (account,) = accounts(epoch(50, *old), {})
+    assert sum(account.seconds.values()) == pytest.approx(11.0)
+
+
+def test_a_run_without_failures() -> None:
+    group = held(waited=20.0, joules=7.2e6)
+    ledger = ledger_of(group)
+    group.start(131.0, {"imports": 8.0, "workers": 15.0, "worker start": 6.0, "model": 4.0, "first batch": 0.6})
+    ledger.add_epoch(epoch(50, *both(group.group)))
+    ledger.add_epoch(epoch(100, *both(group.group)))
+    found = ledger.summary(160.0, price=1.8)
+    assert found["worker_seconds"]["open"] == pytest.approx(2 * (60 - 30.4 - 22)) and total(found) == pytest.approx(
+        120, abs=0.02
+    )
+    group.released, group.saved = 153.0, True
+    found = ledger.summary(1000.0, price=1.8)
+    assert total(found) == pytest.approx(found["worker_seconds"]["held"], abs=0.02)
+    assert found["worker_seconds"]["held"] == pytest.approx(106.0)
+    assert found["worker_seconds"]["starting"] == pytest.approx(2 * 30.4)
+    assert found["starting"]["worker start"] == 12.0 and found["starting"]["model"] == 8.0
+    assert found["starting"]["workers"] == pytest.approx(2 * 15.0)
+    assert found["starting"]["imports"] == pytest.approx(2 * 5.4)  # the driver's first 2.6 s held no worker
+    assert found["goodput"] == pytest.approx(2 * 2000 / 140 / 106, abs=1e-4)
+    assert found["mfu"] == pytest.approx(2e12 / (106 * 1e12), abs=1e-4)
+    assert found["kwh"] == 2.0 and found["cost_usd"] == pytest.approx(106 / 3600 * 1.8)
+    assert found["seconds"] == {"held": 53.0, "before_placement": 20.0, "without_driver": 0.0}
+    assert sum(share for _, _, share in parts_of(found)) == pytest.approx(1.0)
+    (shares, figures) = describe(found)
+    assert "starting 57.4%" in shares and "$0.05 at $1.8 an hour" in figures and "2 kWh" in figures
+
+
+def test_a_failure_a_resize_and_a_dead_driver() -> None:
+    killed = held(1, 100.0, released=150.0, begun=110.0, waited=5.0)
+    resized = held(2, 152.0, released=180.0, begun=160.0, waited=2.0, restarts=True, saved=True)
+    dead = held(3, 181.0, released=190.0, waited=1.0, restarts=True)
+    after = held(4, 250.0, released=270.0, begun=255.0, waited=10.0, saved=True)
+    ledger = ledger_of(killed, resized, dead, after)
+    ledger.add_epoch(epoch(50, *both(killed.group)))
+    ledger.add_epoch(epoch(100, *both(killed.group)))
+    ledger.take_back(70)  # the second epoch was not covered by a checkpoint
+    ledger.add_epoch(epoch(100, *both(killed.group, seconds=4.0, images=200), *both(resized.group)))
+    ledger.add_epoch(epoch(150, *both(after.group)))
+    found = ledger.summary(900.0)
+    of = found["worker_seconds"]
+    assert total(found) == pytest.approx(of["held"], abs=0.02)
+    assert of["held"] == pytest.approx(2 * (50 + 28 + 9 + 20))
+    assert of["again"] == pytest.approx(2 * (40 - 11 - 4))
+    assert of["restarting"] == pytest.approx(2 * (8 + 9)) and found["restarting"]["failed"] == 18.0
+    assert of["starting"] == pytest.approx(2 * (10 + 5)) and of["open"] == 0.0
+    assert found["seconds"]["without_driver"] == pytest.approx(250 - 10 - 190)
+    assert found["cost_usd"] is None and found["kwh"] is None
+
+
+def test_a_later_ceiling_holds_for_an_epoch_without_one() -> None:
+    group = held(begun=100.0, released=123.0, saved=True)
+    ledger = ledger_of(group)
+    ledger.add_epoch(epoch(50, *both(group.group), ceiling=None))
+    assert ledger.summary(200.0)["goodput"] is None
+    ledger.add_epoch(epoch(100, *both(group.group)))
+    assert ledger.summary(200.0)["goodput"] == pytest.approx(2000 / 140 / 23, abs=1e-4)
+
+
+def test_parts_add_up_in_random_runs() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        ledger, now, step = Ledger(), 0.0, 0
+        for number in range(draw.randint(1, 8)):
+            now += draw.uniform(0, 9)
+            group = held(number, now, restarts=draw.random() < 0.5, waited=0.0)
+            ledger.groups.append(group)
+            now += draw.uniform(0, 9)
+            if draw.random() < 0.8:
+                group.start(now, {"workers": 3.0, "model": draw.uniform(0, 4), "first batch": draw.uniform(0, 1)})
+                for _ in range(draw.randint(0, 3)):
+                    step += 50
+                    ranks = both(group.group, loader_wait_seconds=draw.uniform(0, 9), seconds=draw.uniform(8, 12))
+                    ledger.add_epoch(epoch(step, *ranks, ceiling=draw.choice([None, 140.0, 90.0])))
+                    now += 14.0
+                if draw.random() < 0.3:
+                    step -= 50 * draw.randint(0, 2)
+                    ledger.take_back(step)
+            now += draw.uniform(0, 5)
+            group.released, group.saved = now, draw.random() < 0.5
+            found = ledger.summary(now)
+            assert total(found) == pytest.approx(found["worker_seconds"]["held"], abs=0.02), seed
+
+
+def test_unknown_fields_of_another_version_are_passed_over() -> None:
+    summary = ledger_of(held(released=103.0)).summary(200.0)
+    again = Ledger([{**each, "colour": "red"} for each in summary["groups"]])
+    assert again.summary(200.0) == summary
