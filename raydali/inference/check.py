@@ -74,7 +74,7 @@ def check_run(run: TrainedRun, network: nn.Module, *, own_data: bool, unchecked:
 def beside_run(run: TrainedRun, metrics: Mapping[str, Any]) -> str:
     """Return in one sentence how figures compare with those that the run measured with these weights."""
     rows = [row for row in run.folder.rows(EPOCHS) if row["step"] == run.weights.step]
-    if not rows:
+    if not rows or rows[-1]["validation"] is None:
         return ""
     validation = rows[-1]["validation"].items()
     measured = {name: value for name, value in validation if name in metrics and isinstance(value, int | float)}

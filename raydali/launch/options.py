@@ -92,6 +92,8 @@ class LaunchOptions:
     repeats: Annotated[int, AT_LEAST_1] = 1
     """Repeated augmentation: each sample is used K times with other random numbers within K epochs, in different global
     batches. An epoch has as many samples as without, from a K-th of the data."""
+    validate_every: Annotated[int, AT_LEAST_1] = 1
+    """Validate after every N-th epoch, and after the last one. Only these epochs can become the best weights."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: Annotated[int, AT_LEAST_0] = 0
@@ -170,6 +172,10 @@ class LaunchOptions:
             UsageError: an unknown name, or a package that is not installed.
         """
         return parse_trackers(self.track)
+
+    def validates(self, epoch: int) -> bool:
+        """Return whether this epoch ends with a validation."""
+        return (epoch + 1) % self.validate_every == 0 or epoch == self.epochs - 1
 
     def kept_steps(self, samples: int) -> Callable[[int], bool]:
         """Return whether the checkpoint after a step is kept permanently (`keep_epochs`)."""

@@ -294,7 +294,9 @@ def _fewer_checkpoints(found: Finding) -> str:
 
 
 def _fewer_samples(found: Finding) -> str:
-    return "fewer validation samples" + found.advise(" (--val-data)", val_data="fewer")
+    every = found.option("validate_every", 0) + 1
+    rarer = found.advise(f"--validate-every {every}, or ", validate_every=every)
+    return f"{rarer}fewer validation samples" + found.advise(" (--val-data)", val_data="fewer")
 
 
 def _too_short(found: Finding) -> str:

@@ -71,6 +71,7 @@ class Console:
         self._display = Display(self._rich)
         self._quarantined = 0
         self._columns: tuple[_Column, ...] = ()
+        self._has_metrics = False
         self._verdicts: set[str] = set()
 
     def print(self, text: str) -> None:
@@ -158,8 +159,9 @@ class Console:
             self.warn("more samples are broken: events.jsonl lists all of them")
 
     def _show_epoch(self, record: Mapping[str, Any]) -> None:
-        if not self._columns:
-            metrics = record["validation"] or {}
+        metrics = record["validation"] or {}
+        if not self._columns or (metrics and not self._has_metrics):  # with --validate-every, the first has none
+            self._has_metrics = bool(metrics)
             own = [name for name, value in metrics.items() if isinstance(value, float) and name not in _NOT_OF_TASK]
             of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
             of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
@@ -167,7 +169,7 @@ class Console:
             measured = (column for column in of_task if column[1] in metrics)
             self._columns = self._fitting((*known, *measured, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
-        record = {**(record["validation"] or {}), **record}
+        record = {**metrics, **record}
         self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))
         self._show_verdict(record.get("verdict"))
         self._display.epoch(record)

@@ -66,8 +66,12 @@ class RunMeter:
         self.meter.on_stage = profiler.stage
         return profiler
 
-    def end_epoch(self, epoch: int, validation: Mapping[str, Any]) -> dict[str, Any]:
+    def end_epoch(self, epoch: int, validation: Mapping[str, Any] | None) -> dict[str, Any]:
         """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
+
+        Args:
+            epoch: its number.
+            validation: its figures; None if the epoch is not validated.
 
         Raises:
             DataError: see `BrokenSamples.exchange`.
@@ -82,7 +86,7 @@ class RunMeter:
             step=step,
             samples_consumed=run.stream.state(step)["samples_consumed"],
             learning_rate=run.learning_rate,
-            validation={**validation, "broken": run.broken.in_validation()},
+            validation=validation and {**validation, "broken": run.broken.in_validation()},
             quarantined=sum(each.replaced for segment in segments for each in segment),
             ceiling_images_per_second=run.state.ceiling,
             flops_per_image=run.state.flops_per_image,

@@ -28,6 +28,7 @@ from raydali.train.worker import Worker
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "name",
     "checkpoint_every",
+    "validate_every",
     "trace_samples",
     "loader",
     "ceiling",

@@ -69,7 +69,7 @@ class Step:
     Attributes:
         index: number of the step in the run.
         progress: share of the run's samples that are consumed in the middle of the step, 0..1, for learning rates.
-        ends_epoch: whether the step is the last one of its epoch.
+        ends_epoch: whether the step is the last one of an epoch that is validated; see `--validate-every`.
         is_warm_up: whether the step trains on a resident batch and is undone afterwards.
     """
 
@@ -89,7 +89,8 @@ class Step:
         if not self.is_warm_up:
             stream = run.stream
             self.progress = (index + 0.5) * stream.global_batch_size / (stream.epochs * stream.samples)
-            self.ends_epoch = stream.epoch_closed_by(index) is not None
+            closed = stream.epoch_closed_by(index)
+            self.ends_epoch = closed is not None and run.config.validates(closed)
             run.worker.counts.begin_step(run.worker.world_size)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -227,13 +227,15 @@ class TrainingRun:
             self._step = step = Step(self._run, batches, meter, index, self._finish_step)
             yield step
             step.check_end()
-            if step.ends_epoch:
+            if (closed := stream.epoch_closed_by(index)) is not None:
+                if not step.ends_epoch:
+                    self._record = self._measured.end_epoch(closed, None)
                 require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {index}")
                 assert self._record is not None
                 yield from rehearsal.after_epoch(self._record)
                 self._measured.begin_epoch()
                 self._checkpoint()
-                if self._run.on_gpu and cursor.done < stream.steps:
+                if self._run.on_gpu and cursor.done < stream.steps and config.validates(closed + 1):
                     self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
             if profiler is not None:
                 profiler.after(index)

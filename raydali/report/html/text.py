@@ -66,7 +66,9 @@ def scores(history: History) -> tuple[str, str]:
     """The score of the last epoch, and the best one; dashes if the best one is not known."""
     if history.best is None or not history.epochs:
         return DASH, DASH
-    last, (metric, score, epoch) = history.epochs[-1], history.best
+    metric, score, epoch = history.best
+    validated = (each for each in reversed(history.epochs) if each.get(f"{VALIDATION}{metric}") is not None)
+    last = next(validated, history.epochs[-1])
     last_score = f"{metric} {figure(last.get(f'{VALIDATION}{metric}'))} in epoch {last.number}"
     return last_score, f"{metric} {figure(score)} in epoch {epoch}"
 

@@ -98,6 +98,20 @@ def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
     assert row["step"] == loop.run.stream.steps and row["validation"]["top1"] == 0.5 and row["learning_rate"] == 0.1
 
 
+def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
+    """After a resume in an epoch that is not validated, too; the last epoch always is."""
+    config = replace(CONFIG, epochs=6, validate_every=4)
+    stream = config.stream(len(digits_data().train))
+    with suppress(Stopped):
+        Loop(tmp_path, config, stop_at=stream.end_step(1) + 1).train()
+    loop = Loop(tmp_path, config)
+    loop.train()
+    rows = loop.session.folder.rows("epochs.jsonl")
+    assert [row["validation"] and row["validation"]["top1"] for row in rows] == [None, None, None, 0.5, None, 0.5]
+    assert [row["step"] for row in rows] == [stream.end_step(epoch) for epoch in range(6)]
+    assert loop.session.folder.exists("best/model.safetensors")
+
+
 def test_a_resume_prepares_its_validation_only_when_it_validates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
