@@ -31,6 +31,7 @@ from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
 from raydali.commands.jobs import New, Train
 from raydali.commands.local_cluster.command import Down, Status, Up
+from raydali.commands.plan import Plan
 from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
@@ -66,7 +67,7 @@ BENCHES = LoaderBench, StrategiesBench, TrainBench, VideoBench
 COMMANDS = {
     **_by_name(*BENCHES, group="bench "),
     **_by_name(Up, Down, Status, group="cluster "),
-    **_by_name(Completion, Doctor, Evaluate, Export, New, Predict, Prepare, Preview, Report, Train, Verify),
+    **_by_name(Completion, Doctor, Evaluate, Export, New, Plan, Predict, Prepare, Preview, Report, Train, Verify),
 }
 """The options of each command, by what the user types."""
 
@@ -89,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if isinstance(options, InferenceOptions):
             os.environ.setdefault(*WAIT_POLICY)
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
-        if getattr(options, "json", None) == "-":
+        if getattr(options, "json", None) == "-" and not isinstance(options, Plan):  # whose job prints it
             _print_json(run, options)
         else:
             run(options)
@@ -111,9 +112,11 @@ def _parse(given: list[str]) -> "DataclassInstance":
     options: DataclassInstance
     if name == "train" and rest not in (["-h"], ["--help"]):  # the other options are the job's
         return Train(job=tuple(rest))
-    if name == "preview" and not {"-h", "--help"} & {*rest}:  # so are its other options
-        preview, of_job = tyro.cli(Preview, prog="raydali preview", args=rest, config=style, return_unknown_args=True)
-        return replace(preview, of_job=tuple(of_job))
+    if name in ("plan", "preview") and not {"-h", "--help"} & {*rest}:  # so are their other options
+        command: type[Any] = COMMANDS[name]
+        own, of_job = tyro.cli(command, prog=f"raydali {name}", args=rest, config=style, return_unknown_args=True)
+        options = replace(own, of_job=tuple(of_job))
+        return options
     if name in COMMANDS:
         refuse_removed_options(rest, COMMANDS[name], name)
         options = parse_options(COMMANDS[name], rest, f"raydali {name}")

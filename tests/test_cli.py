@@ -27,7 +27,7 @@ RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
     "": (
         *("bench", "cluster", "completion", "doctor", "evaluate", "export", "new", "predict", "prepare"),
-        *("preview", "report", "train", "verify"),
+        *("plan", "preview", "report", "train", "verify"),
     ),
     "bench": ("loader", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),

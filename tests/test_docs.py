@@ -14,6 +14,7 @@ import yaml
 
 from jobs.imagenet import Config
 from raydali.cli import _parse
+from raydali.commands.plan import Plan
 from raydali.commands.preview import Preview
 from raydali.data.stream.stream import Stream
 from raydali.launch.driver.job_file import find_job
@@ -73,7 +74,7 @@ def test_commands_can_be_parsed(name: str) -> None:
             tyro.cli(Config, args=options, config=(tyro.conf.DisallowNone,))
         elif words[0] == "raydali" and words[-1] not in ("--help", "--version"):
             parsed = _parse(words[1:])
-            if isinstance(parsed, Preview):
+            if isinstance(parsed, Plan | Preview):
                 tyro.cli(Config, args=parsed.of_job, config=(tyro.conf.DisallowNone,))
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command

@@ -94,6 +94,7 @@ class WorkerTask:
         weights: what the model of a fresh run starts from, there too; None for random weights.
         attempt: the id of the driver's attempt.
         marks: the phases of the driver's start.
+        short_seconds: see Session.
     """
 
     train: Callable[..., None]
@@ -105,3 +106,4 @@ class WorkerTask:
     attempt: str
     marks: list[start_clock.Mark]
     channel: "DriverChannel"
+    short_seconds: float | None = None

@@ -14,6 +14,7 @@ from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.host.cpu_times import cpu_times
 from raydali.host.hardware import has_bf16
 from raydali.measure.ceiling import share_of_ceiling
+from raydali.measure.memory import memory_of
 from raydali.measure.records import Figures, RankRecord
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ class EpochMeter:
             first_batch_seconds=self._first_batch_seconds,
             replaced=self.replaced,
             storage=asdict(self._read) if self._read != Counts() else {},
+            memory=memory_of(self._loss_sum.device),
             steps=self.steps,
             first_step_seconds=self._first_step_seconds,
             exchange_seconds=exchange,

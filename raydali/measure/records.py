@@ -49,6 +49,8 @@ class RankRecord:
     """True if the device has bf16 units; otherwise the verdict does not advise bf16."""
     peak_flops: float | None = None
     """Operations a second that the device can do in the precision of training; None if it is not known."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of the device's memory, or of the process on a CPU; see `memory_of`."""
     steps: int = 0
     first_step_seconds: float | None = None
     """Host time of the worker's first step, without the loader and the all-reduce; None if the step came before this

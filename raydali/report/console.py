@@ -100,6 +100,10 @@ class Console:
             case Event():
                 self._show_event(message)
 
+    def ledger(self, summary: Mapping[str, Any]) -> None:
+        """Take the run's ledger, for the cost that the progress shows."""
+        self._display.ledger(summary)
+
     def close(self) -> None:
         """Remove the live display."""
         self._display.close()

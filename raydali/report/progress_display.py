@@ -25,6 +25,9 @@ LINE_SECONDS = 30.0
 STRAGGLER_MARGIN = 0.15
 """A rank is a straggler if its loader-wait fraction exceeds the median by 0.15, or its own step time by 15%."""
 MAX_STRAGGLERS = 4
+FORWARD_SHARE = 0.4
+"""The time of a sample of a validation as a share of that of a training sample: a third of the operations of a step,
+and the start of the loader."""
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
 
@@ -49,6 +52,8 @@ class Display:
         self._figures: dict[int, Figures] = {}
         self._loss: float | None = None
         self._verdict = ""
+        self._validated: list[float] = []  # seconds of each validation since the first progress
+        self._cost: tuple[float, float] | None = None  # so far, and of a second
 
     def progress(self, message: Progress) -> None:
         """Store rank 0's progress, and show it when it is time."""
@@ -56,6 +61,7 @@ class Display:
         if self._latest is None or consumed < self._latest.samples_consumed:  # after a resume, progress may jump back
             self._first_seconds, self._first_consumed = now, consumed
             self._recent.clear()
+            self._validated.clear()
             self._printed_seconds = now
         self._latest = message
         self._recent.append((now, consumed))
@@ -79,8 +85,31 @@ class Display:
         self._figures[message.rank] = message.figures
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Store the loss and the verdict of an epoch."""
+        """Store the loss, the verdict and the validation of an epoch."""
+        if seconds := (record.get("validation") or {}).get("seconds"):
+            self._validated.append(seconds)
         self._loss, self._verdict = record.get("loss"), (record.get("verdict") or "").partition(":")[0]
+
+    def ledger(self, summary: Mapping[str, Any]) -> None:
+        """Store the cost of the run so far, and that of a second."""
+        if summary["cost_usd"] is not None:
+            held = sum(group["workers"] for group in summary["groups"] if group["released"] is None)
+            self._cost = summary["cost_usd"], held * summary["price_usd_per_gpu_hour"] / 3600
+
+    def seconds_left(self) -> float | None:
+        """Return an estimate of the time until the end of the run; None before there is a rate.
+
+        It adds up the steps and the validations that are left. Before the first validation, a sample of it is assumed
+        to take a part of the time of a step's sample.
+        """
+        at, (now, consumed) = self._latest, self._recent[-1]
+        trained = consumed - self._first_consumed
+        seconds = now - self._first_seconds - sum(self._validated)
+        if at is None or not at.step or trained <= 0 or seconds <= 0:
+            return None
+        pace = seconds / trained
+        validation = fmean(self._validated) if self._validated else FORWARD_SHARE * pace * at.validation_samples
+        return consumed * (at.steps / at.step - 1) * pace + at.validations * validation
 
     def forget_ranks(self) -> None:
         """Delete the figures of all ranks: after a restart, some of them may not exist any more."""
@@ -136,9 +165,10 @@ class Display:
         losses = self._each("loss").values()
         if losses or self._loss is not None:
             facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
-        if mean and self._latest.step:
-            left = self._latest.samples_consumed * (self._latest.steps / self._latest.step - 1) / mean
+        if (left := self.seconds_left()) is not None:
             facts.append(f"{_estimate(left)} left")
+            if self._cost is not None:
+                facts.append(f"${self._cost[0] + left * self._cost[1]:.2f} at the end")
         if self._verdict:
             facts.append(self._verdict)
         return facts

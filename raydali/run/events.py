@@ -10,8 +10,8 @@ END_EVENTS = ("finish", "stop", "interrupt")
 """The events with which a driver ends."""
 GROUP_END_EVENTS = ("failure", "preemption", "resize")
 """The events with which a worker group ends early. Another group starts unless the driver ends."""
-Notice = Literal["preemption", "stop", "resize"]
-"""Why workers leave between two steps, after a checkpoint."""
+Notice = Literal["preemption", "stop", "resize", "short"]
+"""Why workers leave between two steps, after a checkpoint; "short": the next step closes an epoch of a short run."""
 WorkerAddress = tuple[str, int]
 """Node id and process id of a worker."""
 

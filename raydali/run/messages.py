@@ -121,6 +121,8 @@ class Progress(Message):
     Attributes:
         step: number of completed steps; `steps` is the run's total.
         epoch: the current epoch; `epochs` is the run's total.
+        validations: number of validations that remain, the one of the current epoch included.
+        validation_samples: number of samples of each validation.
     """
 
     step: int
@@ -128,6 +130,8 @@ class Progress(Message):
     epoch: int
     epochs: int
     samples_consumed: int
+    validations: int = 0
+    validation_samples: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """The live display of a terminal, and the plain lines that come now and then elsewhere."""
 
+import io
 import re
 from typing import Any
 
 import pytest
+from rich.console import Console as RichConsole
 
 from raydali.measure.records import Figures
 from raydali.report.console import Console
+from raydali.report.progress_display import Display
 from raydali.run.events import Started
-from raydali.run.messages import EpochEnded, RankFigures
+from raydali.run.messages import EpochEnded, Progress, RankFigures
 from tests.support.console import CONTROL, RECORD, Output, progress
 from tests.support.messages import mentions
 
@@ -41,6 +44,44 @@ def test_facts_are_wrapped_between_words(on_terminal: Output, clock: list[float]
     assert all(len(line.rstrip()) <= 60 for line in lines) and "\u2026" not in frame
     said = " ".join(line.strip() for line in lines)
     assert "loss 2.7183" in said and " left, loader-bound by decoding" in said
+
+
+@pytest.mark.parametrize(("epochs", "every", "validation"), [(30, 1, 20.0), (30, 7, 20.0), (2, 1, 18.0), (90, 1, 0.5)])
+def test_the_end_is_estimated_within_5_percent_from_a_tenth_of_the_run_on(
+    epochs: int, every: int, validation: float, clock: list[float]
+) -> None:
+    """Steps of 0.5 s, 200 of them an epoch; the first estimate of a validation of 3,200 samples is 20 s."""
+    display = Display(RichConsole(file=io.StringIO()))
+    steps, messages = 200 * epochs, list[tuple[float, float]]()
+    began = clock[0]
+    for step in range(1, steps + 1):
+        clock[0] += 0.5
+        epoch = (step - 1) // 200
+        validates = [each for each in range(epoch, epochs) if (each + 1) % every == 0 or each == epochs - 1]
+        samples: dict[str, Any] = {"validations": len(validates), "validation_samples": 3200}
+        display.progress(
+            Progress(step=step, steps=steps, epoch=epoch, epochs=epochs, samples_consumed=step * 32, **samples)
+        )
+        if step >= steps / 10 and step % 20 == 0:
+            left = display.seconds_left()
+            assert left is not None
+            messages.append((clock[0], clock[0] + left))
+        if step % 200 == 0 and epoch in validates:
+            clock[0] += validation
+            display.epoch({"validation": {"seconds": validation}})
+    whole = clock[0] - began
+    assert max(abs(end - clock[0]) for _, end in messages) < 0.05 * whole
+
+
+def test_the_cost_at_the_end(clock: list[float]) -> None:
+    output = io.StringIO()
+    display = Display(RichConsole(file=output))
+    group = {"workers": 2, "released": None}
+    display.ledger({"cost_usd": 5.0, "price_usd_per_gpu_hour": 1.8, "groups": [{**group, "released": 1.0}, group]})
+    display.progress(Progress(step=1, steps=3601, epoch=0, epochs=1, samples_consumed=8))
+    clock[0] += 2.0
+    display.progress(Progress(step=2, steps=3602, epoch=0, epochs=1, samples_consumed=16))
+    assert display.seconds_left() == pytest.approx(7200) and "2.0 h left, $12.20 at the end" in display.line()
 
 
 def test_a_terminal_gets_a_display_that_leaves_with_the_end(on_terminal: Output, clock: list[float]) -> None:

@@ -20,12 +20,14 @@ import fcntl
 import mmap
 import os
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypedDict
 
@@ -45,6 +47,8 @@ SAMPLES_TRIED = 100
 BATCHES_AHEAD = 2
 """Maximum batches queued ahead of the GPU. Unbounded, the host would run some 50 steps ahead, until CUDA's queues are
 full, and hold as many batches in GPU memory."""
+LEAST_BATCHES = 2
+"""An iteration with a limit of time has so many batches, if there are so many."""
 
 MOST_NOTED = 2**16
 """The number of ids that a file holds, the last ones."""
@@ -106,6 +110,7 @@ class Loader(ABC):
         python: CPU time of the pipeline's Python in this process, outside the training thread.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
         on_batch: is told of each batch before it is handed out.
+        limit_seconds: an iteration ends after this time, with at least two batches; None: no limit.
     """
 
     batches_taken: ClassVar[int] = 0
@@ -133,6 +138,7 @@ class Loader(ABC):
         self.python = PythonCpuTime()
         self._consumed: MicroBatch | None = None
         self.on_batch: Callable[[Batch], object] | None = None
+        self.limit_seconds: float | None = None
         self._batches: Generator[Batch, None, None] | None = None
         self._steps: deque[torch.cuda.Event] = deque()
 
@@ -153,7 +159,10 @@ class Loader(ABC):
         return micro_batch
 
     def _hand_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        while True:
+        began, limit = time.monotonic(), self.limit_seconds
+        for index in count():
+            if limit is not None and index >= LEAST_BATCHES and time.monotonic() - began > limit:
+                return
             if self.device.type == "cuda":
                 self._keep_pace()
             batch = next(batches, None)

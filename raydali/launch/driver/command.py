@@ -7,6 +7,7 @@
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
-from raydali.launch.driver.job_file import PROGRAM
+from raydali.launch.driver.job_file import PLAN, PROGRAM
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
@@ -120,7 +121,14 @@ def run_job(job: Job[Any]) -> None:
     """Be the command of a job: parse its options, open its data, and train; see `run_main`."""
 
     def main() -> None:
-        launch(job, parse(job.config, demo=job.demo, fine_tuning=job.fine_tuning), Console())
+        told = os.environ.pop(PLAN, None)
+        given = parse(job.config, demo=job.demo, fine_tuning=job.fine_tuning)
+        if told is None:
+            launch(job, given, Console())
+            return
+        from raydali.launch.driver.plan import plan
+
+        plan(job, given, **json.loads(told))
 
     run_main(main)
 

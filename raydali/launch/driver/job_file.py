@@ -13,6 +13,8 @@ from raydali.errors import UsageError
 
 PROGRAM = "RAYDALI_PROGRAM"
 """The environment variable with what the user has typed before the options of a job."""
+PLAN = "RAYDALI_PLAN"
+"""The environment variable by which `raydali plan` tells a job to plan: its own options, as JSON."""
 _PACKAGE = Path(__file__).parents[2]
 _WHEEL, _CLONE = _PACKAGE / "job-scripts", _PACKAGE.parent / "jobs"
 

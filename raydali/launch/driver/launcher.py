@@ -56,8 +56,14 @@ STREAM_SETTINGS = (
 """Settings that a resume must repeat, since the stream depends on them."""
 
 
-def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
+def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds: float | None = None) -> None:
     """Train with these options: begin the run of that name, or resume it.
+
+    Args:
+        job: the job.
+        given: its options, as they were parsed.
+        console: shows what happens.
+        short_seconds: see `launch.worker.session.Session`.
 
     Raises:
         UsageError: the options cannot be used, or differ from those of the earlier run of that name.
@@ -132,7 +138,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console) -> None:
             from raydali.launch.driver.loop import train_in_workers  # not before: they import Ray
             from raydali.launch.driver.worker_group import worker_task
 
-            task = worker_task(job.train, data, matched, options, folder, attempt.driver)
+            task = worker_task(job.train, data, matched, options, folder, attempt.driver, short_seconds)
             train_in_workers(task, placement, connected, console, track, interrupt)
 
 

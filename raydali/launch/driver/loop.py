@@ -116,7 +116,7 @@ class Driver:
         self._options, self._placement, self._cluster = task.options, placement, cluster
         self._console, self._recorder, self._interrupt = console, recorder, interrupt
         self._channel, self._task = task.channel, ray.put(task)
-        self._ledger = RunLedger(task.folder, task.attempt, task.options.price, recorder.ledger)
+        self._ledger = RunLedger(task.folder, task.attempt, task.options.price, self._publish)
         resources = {"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {})
         self._training = trainer.Training(
             name=task.folder.name,
@@ -288,6 +288,10 @@ class Driver:
                 self._interrupt.request(DRAINING)
         if self._interrupt.requested():
             raise KeyboardInterrupt
+
+    def _publish(self, ledger: Mapping[str, Any]) -> None:
+        self._recorder.ledger(ledger)
+        self._console.ledger(ledger)
 
     def _take_messages(self) -> None:
         for arrived, message in self._channel.empty():

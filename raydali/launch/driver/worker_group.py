@@ -109,6 +109,7 @@ def worker_task(
     options: LaunchOptions,
     folder: RunFolder,
     attempt: str,
+    short_seconds: float | None = None,
 ) -> WorkerTask:
     """Return the task of this driver's workers, with what is large in Ray's object store; see `WorkerTask`."""
     pickle_modules_of_torch()
@@ -122,6 +123,7 @@ def worker_task(
         attempt=attempt,
         marks=start_clock.marks(),
         channel=DriverChannel(f"raydali-{uuid.uuid4().hex}"),
+        short_seconds=short_seconds,
     )
 
 

@@ -101,13 +101,16 @@ class RaySession(Session):
         self._taken, now = Loader.batches_taken, time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress, step = now, self.cursor.done
+            epoch = stream.epoch_of(step - 1)
             self.emit(
                 Progress(
                     step=step,
                     steps=stream.steps,
-                    epoch=stream.epoch_of(step - 1),
+                    epoch=epoch,
                     epochs=stream.epochs,
                     samples_consumed=stream.state(step)["samples_consumed"],
+                    validations=sum(map(self.validates, range(epoch, stream.epochs))),
+                    validation_samples=self.validation_samples,
                 )
             )
             self._driver_notice = self._channel.notice()
@@ -168,7 +171,7 @@ def run_worker(config: dict[str, Any]) -> None:
     )
     try:
         session = RaySession(task)
-        session.group = group_id(task.attempt, group)
+        session.group, session.short_seconds = group_id(task.attempt, group), task.short_seconds
         if session.worker.device.type == "cuda":
             energy = GpuEnergy(str(torch.cuda.get_device_properties(session.worker.device).uuid))
         if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:

@@ -44,11 +44,16 @@ class Session(ABC):
         steps_left: number of remaining steps of the training loop; 0 after its end.
         checkpoints: the checkpoints of the run.
         group: the id of the worker group in the ledger.
+        validation_samples: number of samples of each validation.
+        validates: returns whether an epoch is validated.
+        short_seconds: the length of a short run for `raydali plan`; None: the whole run.
     """
 
     def __init__(self, worker: Worker, folder: RunFolder, is_kept: Callable[[int], bool] = lambda _: False) -> None:
         self.worker, self.folder = worker, folder
         self.cursor, self.steps_left, self.group = Cursor(), 0, ""
+        self.short_seconds: float | None = None
+        self.validation_samples, self.validates = 0, lambda _: True
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
 
     def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:

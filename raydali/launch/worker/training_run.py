@@ -44,6 +44,7 @@ from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_meter import RunMeter
 from raydali.launch.worker.run_state import Stateful
 from raydali.launch.worker.session import Session
+from raydali.launch.worker.short_run import ShortRun
 from raydali.launch.worker.step import RunParts, Step, require
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
@@ -81,12 +82,14 @@ class TrainingRun:
         self._step: Step | None = None
         # What the end of an epoch leaves for its checkpoint.
         self._validation_seconds: float | None = None
+        self._pace: dict[str, Any] = {}
         self._record: dict[str, Any] | None = None
         self._best: BestWeights | None = None
         self._reference: Reference | None = None
         # Made by `loaders` and `steps`.
         self._val_loader: Loader
         self._rehearsal: Rehearsal
+        self._short: ShortRun
         self._measured: RunMeter
         self._watch: ReferenceWatch
         torch.manual_seed(config.seed)
@@ -191,6 +194,7 @@ class TrainingRun:
             make(name, data.val, val, in_order, **options) as val_loader,
         ):
             self._val_loader = val_loader
+            self._session.validation_samples, self._session.validates = len(data.val), self._run.config.validates
             yield loader, val_loader
         self._run.broken.finish()
 
@@ -220,27 +224,33 @@ class TrainingRun:
         gc.collect()
         gc.freeze()
         self._measured = RunMeter(self._run, loader, self._labels)
+        self._short = ShortRun(session.short_seconds)
         batches, meter, profiler = _marked(iter(loader)), self._measured.meter, self._measured.profiler
         for index in range(cursor.start, stream.steps):
             if profiler is not None:
                 profiler.before(index)
             self._step = step = Step(self._run, batches, meter, index, self._finish_step)
+            step.ends_epoch = step.ends_epoch or self._short.closes
             yield step
             step.check_end()
-            if (closed := stream.epoch_closed_by(index)) is not None:
+            if step.ends_epoch or stream.epoch_closed_by(index) is not None:
+                epoch = self._epoch_after(index)
                 if not step.ends_epoch:
-                    self._record = self._measured.end_epoch(closed, None)
+                    self._record = self._measured.end_epoch(epoch, None)
                 require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {index}")
                 assert self._record is not None
                 yield from rehearsal.after_epoch(self._record)
                 self._measured.begin_epoch()
                 self._checkpoint()
-                if self._run.on_gpu and cursor.done < stream.steps and config.validates(closed + 1):
+                if self._run.on_gpu and cursor.done < stream.steps and config.validates(epoch + 1):
                     self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
             if profiler is not None:
                 profiler.after(index)
             if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
+            if self._short.ends:
+                session.steps_left = 0
+                break
             if notice := self._notice_of_any_rank():
                 self._leave(notice)
             session.steps_left = stream.steps - cursor.done
@@ -275,8 +285,11 @@ class TrainingRun:
         counts = self.worker.counts
         if counts.sums[NOTICES]:
             notices: list[Notice | None] = self.worker.exchange(self._notice)
-            return next(filter(None, notices))
-        self._notice = self._session.notice()
+            notice: Notice = next(filter(None, notices))
+            if notice != "short":
+                return notice
+            self._short.close_next()
+        self._notice = self._session.notice() or ("short" if self._short.is_due else None)
         counts.mine[NOTICES] = int(self._notice is not None)
         return None
 
@@ -295,6 +308,11 @@ class TrainingRun:
         self.worker.barrier()
         raise Interrupted(notice)
 
+    def _epoch_after(self, step: int) -> int:
+        """Return the epoch that is closed after this step, which a short run may do early."""
+        closed = self.stream.epoch_closed_by(step)
+        return self.stream.epoch_of(step) if closed is None else closed
+
     @contextmanager
     def validation(self) -> Iterator[ValidationPass]:
         """Prepare the weights for the validation inside this context; its time does not reduce the training rate.
@@ -311,7 +329,7 @@ class TrainingRun:
                 if isinstance(part, AveragedModel):
                     for averaged, current in zip(part.module.buffers(), self._run.model.buffers(), strict=True):
                         averaged.copy_(current)
-            with self._watch.watching() as loader:
+            with self._watch.watching() as loader, self._short.limited(loader) as self._pace:
                 yield ValidationPass(loader, loader.source, self.worker, self.precision)
             self._reference = self._watch.take() if self.worker.rank == 0 else None
         self._validation_seconds = time.perf_counter() - began
@@ -334,8 +352,8 @@ class TrainingRun:
         seconds, self._validation_seconds = self._validation_seconds, None
         require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
-        epoch = self.stream.epoch_closed_by(self._cursor.done - 1) or 0
-        self._record = self._measured.end_epoch(epoch, {**metrics, "seconds": seconds})
+        epoch = self._epoch_after(self._cursor.done - 1)
+        self._record = self._measured.end_epoch(epoch, {**metrics, "seconds": seconds, **self._pace})
         self._best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=self._reference)
 
 

@@ -1,0 +1,163 @@
+"""Plan a run: train for a short time as the job would, and forecast the whole run."""
+
+import secrets
+import sys
+import time
+from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import fields, replace
+from json import dumps
+from typing import Any
+
+from raydali.launch.driver.launcher import launch
+from raydali.launch.job import Job
+from raydali.launch.options import LaunchOptions
+from raydali.measure.forecast import Forecast
+from raydali.output import show, write_json
+from raydali.report.console import Console
+from raydali.run.find import name_of, newest_step
+from raydali.run.folder import CONFIG, EPOCHS, EVENTS, RunFolder
+from raydali.run.ledger import LEDGER
+from raydali.run.messages import Message, Note, RankWarning
+from raydali.text import duration, rate_text
+
+WHOLE_RUN = {"track": None, "trace_samples": False, "profile_steps": None, "max_failures": 0}
+"""Options that a short run has no use for, and their values there."""
+GPUS = 1, 2, 4, 8, 16, 32, 64
+
+
+class _QuietConsole(Console):
+    """Shows warnings and what takes long; the epochs of a short run would only confuse."""
+
+    def print(self, text: str) -> None:
+        pass
+
+    def show(self, message: Message) -> None:
+        match message:
+            case Note():
+                super().print(message.text)
+            case RankWarning():
+                super().show(message)
+
+
+def plan(
+    job: Job[Any], given: LaunchOptions, *, seconds: float, gpus: int, bandwidth: float | None, json: str | None
+) -> None:
+    """Plan a run with these options of the job; print the table, and write the file of `--json`.
+
+    The other arguments are the options of `raydali plan`; the errors are those of `launch`.
+    """
+    with redirect_stdout(sys.stderr) if json == "-" else nullcontext():
+        found = _planned(job, given, seconds, gpus, bandwidth)
+        _show(found)
+    if json == "-":
+        print(dumps(found, indent=2))
+    elif json is not None:
+        write_json(found, json)
+
+
+def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None) -> dict[str, Any]:
+    name = f"plan-{secrets.token_hex(4)}"
+    known = {each.name for each in fields(given)}
+    changed: dict[str, Any] = {option: value for option, value in WHOLE_RUN.items() if option in known}
+    folder = RunFolder(given.storage, name)
+    print(f"training for {seconds:g} s and saving to {folder}, which is removed at the end", flush=True)
+    try:
+        launch(job, replace(given, name=name, **changed), _QuietConsole(), seconds)
+        ended = time.time()
+        return _found(folder, given, gpus, bandwidth, ended)
+    finally:
+        with suppress(OSError):
+            folder.remove_folder("")
+
+
+def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, ended: float) -> dict[str, Any]:
+    records, settings, ledger = folder.rows(EPOCHS), folder.read_json(CONFIG), folder.read_json(LEDGER)
+    (group,) = ledger["groups"]
+    finish = folder.rows(EVENTS)[-1]["time"]
+    closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
+    held = group["released"] - group["placed"]
+    step = newest_step(folder) or 0
+    sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
+    run = Forecast(
+        workers=group["workers"],
+        **{name: settings[name] for name in ("samples", "epochs", "batch_size", "global_batch_size")},
+        checkpoint_every=settings["checkpoint_every"],
+        validations=sum(map(given.validates, range(settings["epochs"]))) if hasattr(given, "validates") else 0,
+        records=records,
+        before_placement=group["waited"],
+        starting=group["begun"] - group["placed"],
+        ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - finish,
+        kilowatts=None if ledger["kwh"] is None else ledger["kwh"] * 3600 / held,
+        price=given.price,
+        weights_bytes=sizes["best"],
+        bandwidth=None if bandwidth is None else bandwidth * 1e9,
+    )
+    there = run.measured_workers if records[-1]["ranks"][0]["device"] == "cuda" else 0
+    # A global batch that was not given is that of the largest number of workers.
+    numbers = sorted({run.workers, *(number for number in GPUS if number <= gpus)}) if there else [run.workers]
+    grows = given.global_batch_size is None
+    rows = [run.on(number, run.bandwidth, grows=grows) for number in numbers]
+    fitting = [each for each in rows if each.workers * each.batch_size <= each.global_batch_size]
+    kept = 3 + (settings["epochs"] // settings["keep_epochs"] if settings["keep_epochs"] else 0)
+    longest = max(records[1:] or records, key=lambda each: float(each["seconds"]))
+    kind, share = _bottleneck(longest)
+    return {
+        **{name: value for name, value in run.row(there).items() if name not in ("gpus", "estimated", "bandwidth")},
+        **run.memory(),
+        "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
+        "bottleneck": {"cause": kind, "share": share, "seconds": round(share * run.run_seconds, 1)},
+        "verdict": longest["verdict"],
+        "gpus": [each.row(there) for each in fitting],
+        "measured": {
+            "start_seconds": round(run.before_placement + run.starting, 2),
+            "step_seconds": run.measured_step[0],
+            "exchange_seconds": run.measured_step[1],
+            "validation_seconds": run.validation_seconds,
+            "checkpoint_seconds": run.checkpoint_seconds,
+            "steps": sum(each["ranks"][0]["steps"] for each in records),
+        },
+    }
+
+
+def _size(folder: RunFolder, name: str) -> int:
+    from pyarrow import fs
+
+    selector = fs.FileSelector(folder.path(name), allow_not_found=True)
+    return sum(info.size or 0 for info in folder.filesystem.get_file_info(selector))
+
+
+def _bottleneck(record: dict[str, Any]) -> tuple[str | None, float]:
+    """Return the largest cost of an epoch that its cure would save, and its share of the epoch."""
+    costs = {cause: share for cause, share in (record["costs"] or {}).items() if cause not in ("start-up", "compile")}
+    cause = max(costs, key=lambda each: costs[each], default=None)
+    return cause, costs.get(cause, 0.0) if cause else 0.0
+
+
+def _show(found: dict[str, Any]) -> None:
+    rows = []
+    for row in found["gpus"]:
+        what = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}" if row["gpus"] else f"{row['workers']} workers on CPUs"
+        assumed = f", at {row['bandwidth'] / 1e9:g} GB/s" if row["bandwidth"] else ""
+        rows.append(
+            (
+                f"{what} (estimated{assumed})" if row["estimated"] else what,
+                str(row["global_batch_size"]),
+                duration(row["run_seconds"]),
+                duration(row["epoch_seconds"]),
+                rate_text(row["images_per_second"]),
+                "-" if row["goodput"] is None else f"{row['goodput']:.1%}",
+                "-" if row["kwh"] is None else f"{row['kwh']:.3g}",
+                "-" if row["cost_usd"] is None else f"${row['cost_usd']:,.2f}",
+            )
+        )
+    show("", ("on", "global batch", "the run", "an epoch", "images/s", "goodput", "kWh", "cost"), rows)
+    fits = found["largest_batch_size"]
+    print(f"memory of a worker: {found['memory_bytes'] / 2**30:.2f} GiB", end="")
+    print(f"; the largest --batch-size that fits: about {fits}" if fits else "")
+    print(f"disk for checkpoints: {found['disk_bytes'] / 1e9:.3g} GB")
+    bottleneck = found["bottleneck"]
+    if bottleneck["cause"] is not None:
+        saved = duration(bottleneck["seconds"])
+        print(f"largest cost besides the steps: {bottleneck['cause']}, {bottleneck['share']:.0%} of an epoch: {saved}")
+    if found["verdict"]:
+        print(found["verdict"])

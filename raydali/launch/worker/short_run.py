@@ -1,0 +1,78 @@
+"""A short run for `raydali plan`: an epoch that is closed early, a second one, and then the end.
+
+The first epoch has the costs of a start, the second one has those of every later epoch. Validations end early, too.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from raydali.data.loading.loader import Batch, Loader
+
+FIRST_SHARE = 0.25
+"""Share of the time after which the first epoch is closed."""
+VALIDATION_SHARE = 0.25
+"""Limit of each validation, as a share of the time."""
+
+
+class ShortRun:
+    """When the epochs of a short run are closed. The clock of any rank decides for all, see `TrainingRun`.
+
+    Args:
+        seconds: of training and validation; None: the run is not a short one.
+
+    Attributes:
+        closes: whether the next step closes its epoch.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        began = time.monotonic()
+        self._due = [] if seconds is None else [began + seconds * FIRST_SHARE, began + seconds]
+        self.closes = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an epoch is to be closed by now."""
+        return bool(self._due) and time.monotonic() >= self._due[0]
+
+    def close_next(self) -> None:
+        """Let the next step close its epoch. All ranks must call it at the same step."""
+        self.closes = True
+        del self._due[0]
+
+    @property
+    def ends(self) -> bool:
+        """Whether the step that has closed its epoch was the last one."""
+        closed, self.closes = self.closes, False
+        return closed and not self._due
+
+    @contextmanager
+    def limited(self, loader: Loader) -> Iterator[dict[str, Any]]:
+        """Limit the time for which a loader is iterated in this context, and yield the pace of the iteration.
+
+        The pace is filled in at the end: "samples" of this rank; "all_samples", those of a whole iteration of all
+        ranks; "sample_seconds", the mean time of one sample after the first batch, None with a single batch. It is
+        empty in an ordinary run.
+        """
+        pace: dict[str, Any] = {}
+        if self._seconds is None:
+            yield pace
+            return
+        times, sizes, watch = list[float](), list[int](), loader.on_batch
+
+        def taken(batch: Batch) -> None:
+            times.append(time.monotonic())
+            sizes.append(len(batch.ids))
+            if watch is not None:
+                watch(batch)
+
+        loader.on_batch, loader.limit_seconds = taken, self._seconds * VALIDATION_SHARE
+        try:
+            yield pace
+        finally:
+            loader.on_batch, loader.limit_seconds = watch, None
+        between = sum(sizes[:-1])
+        pace["samples"], pace["all_samples"] = sum(sizes), loader.order.samples
+        pace["sample_seconds"] = (times[-1] - times[0]) / between if between else None

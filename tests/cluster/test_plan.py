@@ -1,0 +1,94 @@
+"""`raydali plan` of real jobs: what it finds, and that it leaves nothing behind."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydali.run.folder import RunFolder
+from tests.support.cluster import environment
+from tests.support.pictures import encoded, photograph
+
+RAYDALI = str(Path(sys.executable).with_name("raydali"))
+
+
+def plan(env: dict[str, str], *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([RAYDALI, "plan", *options], env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "home").mkdir()
+    return environment(tmp_path / "home")
+
+
+@pytest.mark.slow
+def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, str], tmp_path: Path) -> None:
+    storage, options = tmp_path / "runs", ("--epochs", "40", "--validate-every", "4", "--price", "3.6")
+    before = {"config.json": b"{}"}
+    (storage / "mine").mkdir(parents=True)
+    (storage / "mine/config.json").write_bytes(before["config.json"])
+    result = plan(
+        env, "imagenet", "--storage", str(storage), "--name", "mine", *options, "--seconds", "10", "--json", "-"
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert {path.name: path.read_bytes() for path in (storage / "mine").iterdir()} == before
+    assert [path.name for path in storage.iterdir() if path.name.startswith("plan")] == []
+    assert found["run_seconds"] > 40 * found["epoch_seconds"] > 0
+    held = found["cost_usd"] * 1000 / 2  # at a thousandth of a USD a second
+    assert found["run_seconds"] - found["measured"]["start_seconds"] < held < found["run_seconds"]
+    assert found["goodput"] is None or 0 < found["goodput"] < 1
+    assert found["kwh"] is None and found["largest_batch_size"] is None and found["memory_bytes"] > 1e8
+    (row,) = found["gpus"]
+    assert row["workers"] == 2 and row["gpus"] == 0 and row["run_seconds"] == found["run_seconds"]
+    assert found["disk_bytes"] > 1e6 and found["bottleneck"]["cause"]
+    assert "2 workers on CPUs" in result.stderr and "memory of a worker" in result.stderr
+    began = time.monotonic()
+    (storage / "mine/config.json").unlink()
+    job = [sys.executable, "jobs/imagenet.py", "--storage", str(storage), "--name", "mine", *options]
+    run = subprocess.run(job, env=env, capture_output=True, text=True, timeout=600)
+    took = time.monotonic() - began
+    assert run.returncode == 0, run.stderr
+    assert took == pytest.approx(found["run_seconds"], rel=0.5)  # other tests load the machine
+    rows = RunFolder(str(storage), "mine").rows("epochs.jsonl")
+    assert [row["epoch"] for row in rows if row["validation"] is not None] == list(range(3, 40, 4))
+
+
+@pytest.mark.slow
+def test_a_validation_ends_early_and_an_epoch_too(env: dict[str, str], tmp_path: Path) -> None:
+    """An epoch of a minute is not waited for, nor its validation."""
+    for split, images in (("train", 1000), ("val", 1000)):
+        for i in range(images):
+            path = tmp_path / "data" / split / str(i % 2) / f"{i:04}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if i < 2:
+                path.write_bytes(encoded(photograph(size=(160 + i, 120))))
+            else:
+                path.hardlink_to(tmp_path / "data" / split / str(i % 2) / f"{i % 2:04}.jpg")
+    options = ["--data", str(tmp_path / "data"), "--storage", str(tmp_path), "--model", "resnet18"]
+    options += ["--image-size", "96", "--batch-size", "16", "--epochs", "5"]
+    result = plan(env, "imagenet", *options, "--seconds", "12", "--json", str(tmp_path / "plan.json"))
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["measured"]["steps"] < 5 * 1000 / 32
+    assert found["epoch_seconds"] > 1000 / 32 * found["measured"]["step_seconds"]
+    assert not [*tmp_path.glob("plan-*")]
+
+
+def test_bad_usage_is_refused_before_anything_starts(env: dict[str, str]) -> None:
+    for options, message in (
+        ((), "plan needs a job: "),
+        (("imagenet", "--seconds", "3"), "--seconds must be from 5 to 90, not 3"),
+        (("imagenet", "--gpus", "0"), "--gpus must be at least 1, not 0"),
+        (("imagenet", "--bandwidth", "0"), "--bandwidth must be above 0 GB/s, not 0"),
+        (("imagenett",), "imagenett is neither a job of raydali nor a file: try imagenet"),
+        (("imagenet", "--epochs", "0"), "--epochs must be at least 1, not 0"),
+        (("imagenet", "--json", "/nowhere/plan.json"), "--json"),
+    ):
+        result = plan(env, *options)
+        assert result.returncode == 2 and f"error: {message}" in result.stderr, result.stderr
