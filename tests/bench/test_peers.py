@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from raydali.bench.synthetic import write_images
 from raydali.errors import UsageError
+from tests.support.fast_s3 import NGINX
 from tests.support.messages import mentions
 from tests.support.object_stores import PutObjects
 from tests.support.peers import PEERS, images_of, read, spdl, webdataset
@@ -25,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(folder: Path, peers: str, **others: str | None) -> Options:
+def options(folder: Path, peers: str, **others: Any) -> Options:
     sizes = {"batch_size": 8, "image_size": 32, "threads": 1, "repeats": 1, "seconds": 0.2}
     return Options(data=str(folder), peers=peers, **sizes, **others)  # type: ignore[arg-type]
 
@@ -56,8 +58,23 @@ def test_table_file_and_picture(
     assert result["settings"]["images"] == 32
 
     texts = [text.text for text in ET.parse(tmp_path / "peers.svg").iter("{http://www.w3.org/2000/svg}text")]
-    assert [f"{row['name']}, disk" in texts for row in rows.values()] == [True] * 4
+    assert [row["name"] in texts for row in rows.values()] == [True] * 4
     assert f"{rows['raydali']['images_per_second']:,.0f}" in texts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NGINX is None, reason="needs Debian's nginx-light")
+def test_a_server_on_this_machine_is_measured_as_well(folder: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "peers.svg"
+    before = sorted(os.environ.items())
+    result = main(options(folder, "raydali,dali", local_s3=True, picture=str(picture)))
+    rows = {(row["peer"], row["from"]): row for row in result["rows"]}
+    assert len(rows) == 4 and all(row["error"] is None and row["images_per_second"] > 0 for row in rows.values())
+    assert rows["raydali", "s3"]["to_raydali"] == 1
+    texts = (tmp_path / "peers-s3.svg").read_text()
+    assert f"{rows['dali', 's3']['images_per_second']:,.0f}" in texts and "S3" in texts
+    assert f"{rows['dali', 'disk']['images_per_second']:,.0f}" in picture.read_text()
+    assert sorted(os.environ.items()) == before
 
 
 def test_notes_say_where_another_loader_is_ahead() -> None:
@@ -83,6 +100,8 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
         main(Options(data=str(folder)))
     with pytest.raises(UsageError, match="missing"):
         main(options(tmp_path / "missing", "raydali"))
+    with pytest.raises(UsageError, match="local-s3"):
+        main(options(folder, "raydali", local_s3=True, s3="s3://bucket"))
 
 
 def test_every_loader_has_its_names() -> None:

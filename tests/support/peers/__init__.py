@@ -1,6 +1,7 @@
 """Loaders of other projects on the same images: the scoreboard.
 
     python -m tests.support.peers --data ~/imagenet/train --json scoreboard.json --picture scoreboard.svg
+    python -m tests.support.peers --data ~/imagenet/train --local-s3
     python -m tests.support.peers --data ~/imagenet/train --s3 s3://bucket/prefix --train
 
 A file here sets one loader up as its authors advise; the comment at its top names the page. All deliver the same:
@@ -74,9 +75,7 @@ class Setup:
 def images_of(root: str) -> list[tuple[str, int]]:
     """List the JPEGs of class folders, each with the index of its class."""
     if "://" in root:
-        bucket, prefix = split(root)
-        pages = s3(os.getpid()).get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-        paths = [f"s3://{bucket}/{each['Key']}" for page in pages for each in page.get("Contents", ())]
+        paths = [f"s3://{split(root)[0]}/{key}" for key in keys(root)]
     else:
         paths = [str(path) for path in Path(root).expanduser().glob("*/*")]
     paths = sorted(path for path in paths if path.lower().endswith(EXTENSIONS))
@@ -91,6 +90,13 @@ def read(path: str) -> bytes:
     bucket, key = split(path)
     content: bytes = s3(os.getpid()).get_object(Bucket=bucket, Key=key)["Body"].read()
     return content
+
+
+def keys(uri: str) -> list[str]:
+    """List the keys of the objects below an S3 URI."""
+    bucket, prefix = split(uri)
+    pages = s3(os.getpid()).get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/".lstrip("/"))
+    return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
 
 def split(uri: str) -> tuple[str, str]:

@@ -4,15 +4,19 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from raydali.bench import common
 from raydali.errors import UsageError
@@ -20,6 +24,7 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import version
 from raydali.output import JsonFile, gpu_names, parse_options, require_there, require_writable
 from raydali.text import number
+from tests.support.fast_s3 import NGINX, fast_s3
 from tests.support.peers import PEERS, images_of
 from tests.support.peers.chart import bars
 from tests.support.peers.measure import Task, upload
@@ -40,6 +45,8 @@ class Options:
     s3: str | None = None
     """s3://BUCKET/PREFIX: measure from there too; images and converted data are uploaded. AWS_ENDPOINT_URL and the
     other variables of AWS apply."""
+    local_s3: bool = False
+    """Measure from S3 too, which is a server on this machine: nginx, of Debian's package nginx-light."""
     peers: str = ",".join(PEERS)
     """Loaders to measure."""
     seconds: float = 5.0
@@ -58,7 +65,7 @@ class Options:
     """Compile the training step."""
     json: JsonFile = None
     picture: str | None = None
-    """File for a picture of the table, as SVG."""
+    """File for a picture of the rates from disk, as SVG. The picture of those from S3 is NAME-s3.svg."""
 
 
 def main(options: Options, timeout: float | None = None) -> dict[str, Any]:
@@ -75,14 +82,18 @@ def main(options: Options, timeout: float | None = None) -> dict[str, Any]:
     common.check(replace(options, data="."), peers=[*PEERS, "ceiling"])  # --data is checked here: it has no default
     require_there("--data", options.data)
     require_writable("--picture", options.picture)
+    if options.local_s3 and options.s3:
+        raise UsageError(f"--local-s3 and --s3 {options.s3} exclude each other: give one of them")
+    if options.local_s3 and NGINX is None:
+        raise UsageError("--local-s3 needs nginx: install Debian's package nginx-light")
     names = common.names(options.peers)
     if options.train and "ceiling" not in names:
         names.append("ceiling")
     count = len(images_of(options.data))
     if count < options.batch_size:
         raise UsageError(f"--data {options.data} has {count} JPEGs: give {options.batch_size}, or lower --batch-size")
-    with tempfile.TemporaryDirectory(prefix="peers-") as work:
-        rows = [row for name in names for row in start(name, options, Path(work))]
+    with tempfile.TemporaryDirectory(prefix="peers-") as work, server(options, Path(work)) as buckets:
+        rows = [row for name in names for row in start(name, options, Path(work), buckets)]
         for _ in range(options.repeats):
             for row in rows:
                 measure(row, options, Path(work), timeout or START_SECONDS + SLOWNESS * options.seconds)
@@ -97,12 +108,27 @@ def main(options: Options, timeout: float | None = None) -> dict[str, Any]:
     for line in notes(rows):
         print(line)
     if options.picture:
-        Path(options.picture).write_text(bars(rows, title))
+        picture = Path(options.picture)
+        picture.write_text(bars(rows, "disk", title))
+        if any(row["from"] == "s3" for row in rows):
+            picture.with_stem(f"{picture.stem}-s3").write_text(bars(rows, "s3", title))
     return result
 
 
-def start(name: str, options: Options, work: Path) -> list[Row]:
-    """Return the rows of a loader; convert and upload the images where it needs this."""
+@contextmanager
+def server(options: Options, work: Path) -> Iterator[Path | None]:
+    """Run a server of S3 for --local-s3, and yield the folder whose folders are its buckets; else yield None."""
+    if not options.local_s3:
+        yield None
+        return
+    buckets = work / "s3"
+    buckets.mkdir()
+    with fast_s3(buckets) as running, patch.dict(os.environ, running.variables):
+        yield buckets
+
+
+def start(name: str, options: Options, work: Path, buckets: Path | None) -> list[Row]:
+    """Return the rows of a loader; convert the images where it needs this, and copy them to S3."""
     peer = importlib.import_module(f"tests.support.peers.{name}")
     row: Row = {"peer": name, "name": peer.NAME, "version": version(peer.DISTRIBUTION), "from": "disk", "error": None}
     row |= {"source": str(Path(options.data).expanduser().absolute()), "prepare_seconds": None, "answers": []}
@@ -113,12 +139,15 @@ def start(name: str, options: Options, work: Path) -> list[Row]:
         target.mkdir()
         answer = child(Task(**shared(row, options, work), target=str(target)), work, 3600)
         row |= {"source": str(target), "prepare_seconds": answer.get("seconds"), "error": answer.get("error")}
-    if not options.s3 or name == "ceiling":
+    if not (options.s3 or buckets) or name == "ceiling":
         return [row]
-    remote = row | {"from": "s3", "source": f"{options.s3}/{'images' if row['prepare_seconds'] is None else name}"}
+    form = "images" if row["prepare_seconds"] is None else name
+    remote = row | {"from": "s3", "source": f"{options.s3}/{form}" if options.s3 else f"s3://{form}"}
     remote |= {"answers": [], "error": row["error"] or getattr(peer, "NO_S3", None)}
-    if not remote["error"]:
+    if not remote["error"] and options.s3:
         upload(row["source"], remote["source"])
+    if not remote["error"] and buckets and not (buckets / form).exists():
+        shutil.copytree(row["source"], buckets / form)
     return [row, remote]
 
 

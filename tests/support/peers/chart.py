@@ -4,6 +4,7 @@ from html import escape
 from typing import Any
 
 LEFT, RIGHT, LINE, TOP = 250, 700, 24, 56
+PLACES = {"disk": "the local disk", "s3": "S3"}
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2933 } .small { font-size: 11.5px; fill: #52606d }
   .card { fill: #ffffff } .bar { fill: #bcd0f2 } .ours { fill: #5fb3a5 }
@@ -14,24 +15,22 @@ STYLE = """
 """
 
 
-def bars(rows: list[dict[str, Any]], title: str) -> str:
-    """Draw a bar for each row that was measured, in the order of the rows, and the reason for each other one."""
-    rows = [row for row in rows if row["peer"] != "ceiling"]
+def bars(rows: list[dict[str, Any]], place: str, title: str) -> str:
+    """Draw the rows from "disk" or "s3" in their order: a bar, or the reason why the row was not measured."""
+    rows = [row for row in rows if row["peer"] != "ceiling" and row["from"] == place]
     longest = max((row["images_per_second"] or 0 for row in rows), default=0) or 1
     height = TOP + LINE * len(rows) + 12
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" role="img" aria-labelledby="title">',
-        f'<title id="title">Images per second of each loader: {escape(title)}</title>',
+        f'<title id="title">Images per second of each loader from {place}: {escape(title)}</title>',
         f"<style>{STYLE}</style>",
         f'<rect width="860" height="{height}" rx="8" class="card"/>',
-        '<text x="24" y="24">Images per second, with nothing that uses them</text>',
+        f'<text x="24" y="24">Images per second from {PLACES[place]}, with nothing that uses them</text>',
         f'<text x="24" y="42" class="small">{escape(title.partition(";")[0])}</text>',
     ]
     for line, row in enumerate(rows):
         y = TOP + LINE * line
-        parts.append(
-            f'<text x="{LEFT - 10}" y="{y + 14}" text-anchor="end">{escape(row["name"])}, {row["from"]}</text>'
-        )
+        parts.append(f'<text x="{LEFT - 10}" y="{y + 14}" text-anchor="end">{escape(row["name"])}</text>')
         if row["error"]:
             reason = row["error"] if len(row["error"]) <= 80 else row["error"][:79] + "…"
             parts.append(f'<text x="{LEFT}" y="{y + 14}" class="small">{escape(reason)}</text>')

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.peers import Batches, Setup, split
+from tests.support.peers import Batches, Setup, keys, s3, split
 
 WARM_UP = 0.2
 """Length of the warm-up, as a share of the timed segment's."""
@@ -177,15 +177,12 @@ def upload(folder: str, uri: str) -> None:
     import os
     from concurrent.futures import ThreadPoolExecutor
 
-    from tests.support.peers import s3
-
     client, (bucket, prefix) = s3(os.getpid()), split(uri)
     files = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-    if sum(page["KeyCount"] for page in pages) != len(files):
+    if len(keys(uri)) != len(files):
         with ThreadPoolExecutor(16) as pool:
-            keys = [f"{prefix}/{path.relative_to(folder)}" for path in files]
-            list(pool.map(lambda path, key: client.upload_file(str(path), bucket, key), files, keys))
+            names = [f"{prefix}/{path.relative_to(folder)}" for path in files]
+            list(pool.map(lambda path, name: client.upload_file(str(path), bucket, name), files, names))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from tests.support.peers import Batches, Setup, crops, images_of
 
 NAME = "Ray Data"
 PACKAGE = DISTRIBUTION = "ray"
-AT_ONCE = 131072
+AT_ONCE = 16384
 """Images of one pass, which repeats small data: each pass starts anew."""
 
 
@@ -26,8 +26,8 @@ def batches(setup: Setup) -> Batches:
         label = labels[row["path"].split("/")[-2]]
         return {"images": transform(Image.fromarray(row["image"])).numpy(), "labels": label}
 
-    paths = [path for path, _ in images] * max(1, AT_ONCE // len(images))
-    dataset = ray.data.read_images(paths, mode="RGB", include_paths=True, shuffle="files").map(sample)
+    folders = [setup.images] * max(1, AT_ONCE // len(images))
+    dataset = ray.data.read_images(folders, mode="RGB", include_paths=True, shuffle="files").map(sample)
     while True:
         for batch in dataset.iter_torch_batches(
             batch_size=setup.batch_size, prefetch_batches=2, drop_last=True, device=setup.device
