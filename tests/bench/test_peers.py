@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.support.object_stores import PutObjects
 from tests.support.peers import PEERS, images_of, read, spdl, webdataset
 from tests.support.peers.__main__ import Options, finish, main, notes
 from tests.support.peers.measure import upload
-from tests.support.peers.scripts import rates
+from tests.support.peers.scripts import step_seconds, times
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,23 @@ def test_objects_are_listed_and_read_as_files(folder: Path, s3: PutObjects) -> N
     assert read(there[3][0]) == read(here[3][0])
 
 
-def test_rates_of_scripts() -> None:
+def test_times_of_scripts() -> None:
     timm = "Train: 0 [  50/100 ( 50%)]  Loss: 6.9 (6.9)  Time: 0.100s, 2560.00/s  (0.125s, 2048.00/s)  LR: 1.0e-02"
     torchvision = "Epoch: [0]  [ 3/10]  eta: 0:00:01  lr: 0.5  img/s: 1234.5  loss: 6.9 (7.0)  time: 0.2  data: 0.1"
-    assert rates("timm", f"{timm}\n{timm}") == [2560, 2560] and rates("torchvision", torchvision) == [1234.5]
+    test = "Test:   [0/1]  eta: 0:00:00  loss: 6.6 (6.6)  time: 0.7  data: 0.5"
+    assert times("timm", f"{timm}\n{timm}") == [0.1, 0.1]
+    assert times("torchvision", f"{torchvision}\n{test}\n") == [0.2]
+
+
+def test_the_second_half_of_a_script_is_measured(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\n"
+        "for seconds in (9.0, 9.0, 0.1, 0.3):\n"
+        "    print(f'Train: 0 [  1/9 ( 1%)]  Loss: 6.9 (6.9)  Time: {seconds:.3f}s,  1.00/s')\n"
+        "time.sleep(600)\n"
+    )
+    assert step_seconds("timm", [sys.executable, str(script)], 3, pytest.fail) == pytest.approx(0.2)
+    said: list[str] = []
+    assert step_seconds("timm", [sys.executable, "-c", "print('no such data')"], 60, said.append) is None
+    assert said[0].startswith("timm: ") and "no such data" in said[0]

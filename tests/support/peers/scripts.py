@@ -3,11 +3,13 @@
     python -m tests.support.peers.scripts --data ~/imagenet --timm-script train.py --torchvision-script \
         references/classification/train.py
 
---data is a folder with `train` and `val`. Each script runs for --seconds and is then ended. Its images/s are the median
-of the rates that it has printed, without the first half of them.
+--data is a folder with `train` and `val`. Each script runs for --seconds and is then ended. The images/s are those of
+the second half of the steps whose times it has printed. The rates that torchvision's script prints itself leave out
+the time in which a step waits for its batch.
 """
 
 import argparse
+import os
 import re
 import signal
 import statistics
@@ -15,72 +17,81 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from raydali.host.cpu_times import usable_cores
 
-RATES = {"timm": r"Time: [\d.]+s, +([\d.]+)/s", "torchvision": r"img/s: ([\d.]+)"}
-"""The rates in the lines that the scripts print, of the steps since the line before."""
+TIMES = {"timm": r"Train: .* Time: ([\d.]+)s", "torchvision": r"^Epoch: .* time: ([\d.]+)"}
+"""The seconds in the lines of training steps: of a step, or torchvision's mean of the last twenty steps."""
 
 
-def command_of(name: str, script: str, data: str, threads: int, batch_size: int) -> list[str]:
-    """Return the command of a script, with mixed precision and channels last, as its README trains ResNet-50."""
+def command_of(name: str, script: str, data: str, threads: int, batch_size: int, device: str) -> list[str]:
+    """Return the command of a script, as its README trains ResNet-50: on a GPU in mixed precision."""
     common = [sys.executable, script, "--workers", str(threads), "--batch-size", str(batch_size)]
+    common += ["--device", device, "--model", "resnet50", "--epochs", "100"]
+    common += ["--amp"] if device != "cpu" else []
     if name == "timm":
-        given = ["--data-dir", data, "--model", "resnet50", "--amp", "--amp-dtype", "bfloat16", "--channels-last"]
-        return [*common, *given, "--log-interval", "10", "--epochs", "100"]
-    return [*common, "--data-path", data, "--model", "resnet50", "--amp", "--print-freq", "1", "--epochs", "100"]
+        return [*common, "--data-dir", data, "--amp-dtype", "bfloat16", "--channels-last", "--log-interval", "1"]
+    return [*common, "--data-path", data, "--print-freq", "1"]
 
 
-def rates(name: str, output: str) -> list[float]:
-    """Parse the images/s that a script has printed."""
-    return [float(rate.replace(",", "")) for rate in re.findall(RATES[name], output)]
+def times(name: str, output: str) -> list[float]:
+    """Parse the seconds per step that a script has printed."""
+    return [float(found) for found in re.findall(TIMES[name], output, re.MULTILINE)]
 
 
-def measure(name: str, command: list[str], seconds: float, show: Callable[[str], None]) -> float | None:
-    """Run a script and return its images/s, or show the end of its output and return None."""
+def step_seconds(name: str, command: list[str], seconds: float, show: Callable[[str], None]) -> float | None:
+    """Run a script and return the mean time of a step, or show the end of its output and return None."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # no line is lost when the process is killed
         with log.open("w") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
             try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
             finally:
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                end(process)
         printed = log.read_text(errors="replace")
-    found = rates(name, printed)
+    found = times(name, printed)
     if not found:
-        show(f"{name}: no rate in {seconds:g} s; its output ends with:\n{printed[-2000:]}")
+        show(f"{name}: no step in {seconds:g} s; its output ends with:\n{printed[-2000:]}")
         return None
-    return statistics.median(found[len(found) // 2 :])
+    return statistics.mean(found[len(found) // 2 :])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its group, the workers of its loader."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    for name in RATES:
+    for name in TIMES:
         parser.add_argument(f"--{name}-script", metavar="FILE")
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     failed = 0
-    for name in RATES:
+    for name in TIMES:
         script = getattr(options, f"{name}_script")
         if script is None:
             print(f"{name}: not run, give --{name}-script FILE")
             continue
         data, script = (str(Path(each).expanduser().absolute()) for each in (options.data, script))
-        command = command_of(name, script, data, options.threads, options.batch_size)
-        rate = measure(name, command, options.seconds, print)
-        failed += rate is None
-        if rate is not None:
-            print(f"{name}: {rate:,.0f} images/s")
+        command = command_of(name, script, data, options.threads, options.batch_size, options.device)
+        step = step_seconds(name, command, options.seconds, print)
+        failed += step is None
+        if step is not None:
+            print(f"{name}: {options.batch_size / step:,.4g} images/s")
     return failed
 
 
