@@ -160,17 +160,6 @@ class RunFolder:
         info = self._with_retry(lambda: self.filesystem.get_file_info(self.path(file)))
         return bool(info.type != arrow_fs.FileType.NotFound)
 
-    def touch(self, file: str) -> None:
-        """Give a local file the present modification time, if it exists; object stores have no such operation."""
-        if self._local:
-            with suppress(OSError):
-                os.utime(self.path(file))
-
-    def modified(self, file: str) -> float:
-        """Return the modification time of a file, in seconds since 1970; 0 if it does not exist."""
-        info = self._with_retry(lambda: self.filesystem.get_file_info(self.path(file)))
-        return (info.mtime_ns or 0) / 1e9
-
     def files(self, folder: str) -> list[str]:
         """Return the names of the files in a sub-folder, sorted; none if it does not exist."""
         return sorted(info.base_name for info in self._infos(folder) if info.is_file)

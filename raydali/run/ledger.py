@@ -10,11 +10,11 @@ were placed, and the time without a driver, stand beside it: nobody trains then,
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from raydali.measure.account import SegmentAccount, accounts
+from raydali.measure.costs import LOADER
 
 LEDGER = "ledger.json"
 PARTS: Mapping[str, str] = {
@@ -33,7 +33,16 @@ PARTS: Mapping[str, str] = {
     "open": "the open epoch",
 }
 """The parts of the time for which workers were held, with their names."""
-FIRST_BATCH, FIRST_STEP = "first batch", "first step"
+PART_OF_CAUSE: Mapping[str, str] = {
+    **dict.fromkeys(("start-up", "compile"), "starting"),
+    **dict.fromkeys(LOADER, "data"),
+    **dict.fromkeys(("contention", "gpu contention", "slower steps"), "contention"),
+    "communication": "communication",
+    "straggler": "stragglers",
+    "checkpoint": "checkpoints",
+}
+"""The part that each cause of the verdict belongs to, besides the validation."""
+IN_FIRST_EPOCH = "first batch", "first step"
 """The last phases of a start, which belong to the first epoch."""
 MOST_UNMEASURED = 0.01
 """Share of the held time without a ceiling from which on goodput is not known."""
@@ -49,10 +58,10 @@ class Held:
     """A worker group, and the time for which it held its workers. Times are in seconds since 1970.
 
     Attributes:
-        group: its id: the driver's, and the number of the group.
+        group: its id.
         workers: how many it has.
         placed: when it got its places.
-        waited: seconds before that in which no worker was held, since the driver or the previous group.
+        waited: seconds before that in which no worker was held, since the driver or the previous group began.
         restarts: whether its driver had a group before.
         released: when it ended; None if it has not, or if its driver died.
         begun: when its training began, after its warm-up steps; None before its first step is complete.
@@ -75,56 +84,107 @@ class Held:
     joules: float | None = None
 
     def start(self, at: float, phases: Mapping[str, float]) -> None:
-        """Note that its first step was complete at this time, after these phases."""
-        self.begun = max(self.placed, at - phases.get(FIRST_BATCH, 0.0) - phases.get(FIRST_STEP, 0.0))
-        own, whole = dict[str, float](), self.begun - self.placed
-        for phase, seconds in reversed([*phases.items()]):  # those before its places belong to the driver
-            if phase not in (FIRST_BATCH, FIRST_STEP) and whole > 0:
-                own[phase] = round(min(seconds, whole), 3)
-                whole -= seconds
-        if whole > 0:
-            own["workers"] = round(own.get("workers", 0.0) + whole, 3)
-        self.phases = dict(reversed([*own.items()]))
+        """Note that its first step was complete at this time, after these phases; the first ones are the driver's."""
+        self.begun = max(self.placed, at - sum(phases.get(phase, 0.0) for phase in IN_FIRST_EPOCH))
+        names = [*phases]
+        own = names[names.index("workers") + 1 :] if "workers" in names else names
+        self.phases = {phase: phases[phase] for phase in own if phase not in IN_FIRST_EPOCH}
+        self.phases["workers"] = max(0.0, self.begun - self.placed - sum(self.phases.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """What the ledger needs of the part of an epoch that one worker group ran.
+
+    Attributes:
+        step: number of completed steps of the run at the epoch's end.
+        group, world_size, images, seconds: of the group; see `RankRecord`.
+        ceiling: in images a second; None if the epoch has none.
+        costs: share of each cause in the whole time; only of the last group of an epoch.
+        validation: seconds of the validation, likewise.
+        flops, peak_flops: operations that were done, and those that a device can do in a second; 0: not known.
+    """
+
+    step: int
+    group: str
+    world_size: int
+    images: int
+    seconds: float
+    ceiling: float | None
+    costs: Mapping[str, float]
+    validation: float
+    flops: float
+    peak_flops: float
+
+    def parts(self, ceiling: float | None) -> dict[str, float]:
+        """Return the seconds of a worker by part, which add up to those of the segment.
+
+        Estimates of costs may overlap: if they exceed the time beside the ceiling, they are scaled down to it.
+
+        Args:
+            ceiling: the run's newest one for that many workers, if the epoch has none.
+        """
+        rate = self.ceiling or ceiling
+        at_ceiling = min(self.images / rate, self.seconds) if rate else 0.0
+        parts = dict.fromkeys(PART_OF_CAUSE.values(), 0.0)
+        for cause, share in self.costs.items():
+            if cause in PART_OF_CAUSE:
+                parts[PART_OF_CAUSE[cause]] += share * (self.seconds + self.validation)
+        explained, room = sum(parts.values()), self.seconds - at_ceiling
+        if explained > room:
+            parts = {part: seconds * room / explained for part, seconds in parts.items()}
+        rest = "rest" if rate else "unmeasured"
+        return {**parts, rest: max(0.0, room - explained), "ceiling": at_ceiling, "validation": self.validation}
+
+
+def segments(record: Mapping[str, Any]) -> Iterator[Segment]:
+    """Yield the part of each worker group in a row of `epochs.jsonl`, in order."""
+    ranks, validation = record["ranks"], (record.get("validation") or {}).get("seconds") or 0.0
+    while ranks:
+        size = ranks[0]["world_size"]
+        group, ranks = ranks[:size], ranks[size:]
+        images = sum(rank["images"] for rank in group)
+        yield Segment(
+            step=record["step"],
+            group=group[0].get("group", ""),
+            world_size=size,
+            images=images,
+            seconds=max(rank["seconds"] for rank in group),
+            ceiling=None if ranks else record.get("ceiling_images_per_second"),
+            costs={} if ranks else record.get("costs") or {},
+            validation=0.0 if ranks else validation,
+            flops=(record.get("flops_per_image") or 0.0) * images,
+            peak_flops=group[0].get("peak_flops") or 0.0,
+        )
 
 
 class Ledger:
-    """The worker groups of a run, and the accounts of what they did.
+    """The worker groups of a run, and the epochs that they trained.
 
     Args:
         groups: as an earlier driver has written them.
 
     Attributes:
         groups: the worker groups, oldest first.
+        ceilings: the newest ceiling of each number of workers, in images a second.
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]] = ()) -> None:
         known = {each.name for each in fields(Held)}
         self.groups = [Held(**{name: value for name, value in row.items() if name in known}) for row in groups]
-        self._ceilings: dict[int, float] = {}  # the newest of each world size, in images a second
-        self._accounts: list[tuple[int, list[SegmentAccount]]] = []
-        self._without_ceiling: dict[int, Mapping[str, Any]] = {}  # records by the index of their accounts
+        self.ceilings: dict[int, float] = {}
+        self._segments: list[Segment] = []
 
     def add_epoch(self, record: Mapping[str, Any]) -> None:
         """Add a row of `epochs.jsonl`; rows of later steps are dropped, since they will be trained again."""
         self.take_back(record["step"] - 1)
-        if ceiling := record.get("ceiling_images_per_second"):
-            self.add_ceiling(record["world_size"], ceiling)
-        found = accounts(record, self._ceilings)
-        if any("unmeasured" in each.seconds for each in found):
-            self._without_ceiling[len(self._accounts)] = record
-        self._accounts.append((record["step"], found))
-
-    def add_ceiling(self, world_size: int, ceiling: float) -> None:
-        """Take a ceiling in images a second; it holds for earlier epochs for which none could be measured, too."""
-        self._ceilings[world_size] = ceiling
-        for index, record in self._without_ceiling.items():
-            self._accounts[index] = record["step"], accounts(record, self._ceilings)
+        self._segments += segments(record)
+        if ceiling := self._segments[-1].ceiling:
+            self.ceilings[self._segments[-1].world_size] = ceiling
 
     def take_back(self, step: int) -> None:
-        """Drop the accounts of later steps, which will be trained again."""
-        while self._accounts and self._accounts[-1][0] > step:
-            self._accounts.pop()
-            self._without_ceiling.pop(len(self._accounts), None)
+        """Drop the epochs that end after this step, which will be trained again."""
+        self._segments = [segment for segment in self._segments if segment.step <= step]
 
     def summary(self, now: float, price: float | None = None) -> dict[str, Any]:
         """Return the contents of `ledger.json`.
@@ -134,36 +194,33 @@ class Ledger:
             price: of a worker's hour, in USD; None: the run's cost is not known.
         """
         parts, recorded = defaultdict[str, float](float), defaultdict[str, float](float)
-        starting = {kind: defaultdict[str, float](float) for kind in ("starting", "restarting")}
-        flops, peaks = 0.0, dict[str, float]()
-        is_counted = True
-        for each in (each for _, of_epoch in self._accounts for each in of_epoch):
-            is_counted = is_counted and each.flops is not None and each.peak_flops is not None
-            flops, peaks[each.group] = flops + (each.flops or 0.0), each.peak_flops or 0.0
-            for part, seconds in each.seconds.items():
-                kind = self._kind(each.group) if part == "starting" else part
+        stages = {kind: defaultdict[str, float](float) for kind in ("starting", "restarting")}
+        kinds = {group.group: "restarting" if group.restarts else "starting" for group in self.groups}
+        for each in self._segments:
+            for part, seconds in each.parts(self.ceilings.get(each.world_size)).items():
+                kind = kinds.get(each.group, part) if part == "starting" else part
                 parts[kind] += seconds * each.world_size
-                if kind in starting:
-                    starting[kind]["first batch and step"] += seconds * each.world_size
                 recorded[each.group] += seconds * each.world_size
-        held = waited = wall = possible = 0.0
+                if kind in stages:
+                    stages[kind]["first batch and step"] += seconds * each.world_size
+        held = wall = 0.0
         for group in self.groups:
-            seconds = ((group.released or now) - group.placed) * group.workers
-            kind, begun = self._kind(group.group), group.begun
-            start = seconds if begun is None else (begun - group.placed + group.measured) * group.workers
-            phases = {"failed": seconds / group.workers} if begun is None else group.phases
-            for phase, took in [*phases.items(), ("ceiling", group.measured)]:
-                starting[kind][phase] += took * group.workers
-            parts[kind] += start
+            kind, lasted = kinds[group.group], (group.released or now) - group.placed
+            start = lasted if group.begun is None else group.begun - group.placed + group.measured
+            for phase, seconds in ({"failed": lasted} if group.begun is None else group.phases).items():
+                stages[kind][phase] += seconds * group.workers
+            stages[kind]["ceiling"] += group.measured * group.workers
+            parts[kind] += start * group.workers
             left = "open" if group.released is None else "rest" if group.saved else "again"
-            parts[left] += max(0.0, seconds - start - recorded[group.group])
-            held, waited, wall = held + seconds, waited + group.waited, wall + seconds / group.workers
-            possible += seconds * (peaks.get(group.group, 0.0) or max(peaks.values(), default=0.0)) / group.workers
+            parts[left] += max(0.0, (lasted - start) * group.workers - recorded[group.group])
+            held, wall = held + lasted * group.workers, wall + lasted
+        closed, waited = held - parts["open"], sum(group.waited for group in self.groups)
         since = self.groups[0].placed - self.groups[0].waited if self.groups else now
         until = max((group.released or now for group in self.groups), default=now)
         joules = [group.joules for group in self.groups]
-        closed = held - parts["open"]
-        is_measured = closed > 0 and parts["unmeasured"] <= MOST_UNMEASURED * closed
+        flops = sum(each.flops for each in self._segments)
+        peak = max((each.peak_flops for each in self._segments), default=0.0)
+        known = closed > 0 and parts["unmeasured"] <= MOST_UNMEASURED * closed
         return {
             "since": round(since, 3),
             "until": round(until, 3),
@@ -173,18 +230,14 @@ class Ledger:
                 "without_driver": round(max(0.0, until - since - wall - waited), 3),
             },
             "worker_seconds": {"held": round(held, 3), **{part: round(parts[part], 3) for part in PARTS}},
-            **{kind: {phase: round(each, 3) for phase, each in of.items()} for kind, of in starting.items()},
-            "goodput": round(parts["ceiling"] / closed, 4) if is_measured else None,
-            "mfu": round(flops / possible, 4) if flops and possible and is_counted else None,
+            **{kind: {stage: round(each, 3) for stage, each in of.items()} for kind, of in stages.items()},
+            "goodput": round(parts["ceiling"] / closed, 4) if known else None,
+            "mfu": round(flops / (peak * held), 4) if flops and peak else None,
             "kwh": None if None in joules or not joules else round(sum(filter(None, joules)) / 3.6e6, 6),
             "price_usd_per_gpu_hour": price,
             "cost_usd": None if price is None else round(held / 3600 * price, 6),
             "groups": [asdict(group) for group in self.groups],
         }
-
-    def _kind(self, id: str) -> str:
-        restarts = next((group.restarts for group in self.groups if group.group == id), False)
-        return "restarting" if restarts else "starting"
 
 
 def parts_of(summary: Mapping[str, Any]) -> list[tuple[str, str, float]]:
@@ -204,12 +257,9 @@ def describe(summary: Mapping[str, Any]) -> list[str]:
 
 def figures_of(summary: Mapping[str, Any]) -> str:
     """Return what the time gave and cost, as far as it is known."""
-    figures = [
-        f"goodput {summary['goodput']:.1%}" if summary["goodput"] is not None else "goodput not measured",
-        f"MFU {summary['mfu']:.1%}" if summary["mfu"] is not None else "",
-        f"{summary['kwh']:.3g} kWh" if summary["kwh"] is not None else "",
-        f"${summary['cost_usd']:.2f} at ${summary['price_usd_per_gpu_hour']:g} an hour"
-        if summary["cost_usd"] is not None
-        else "",
-    ]
-    return ", ".join(filter(None, figures))
+    goodput, mfu, kwh, cost = (summary[name] for name in ("goodput", "mfu", "kwh", "cost_usd"))
+    figures = ["goodput not measured" if goodput is None else f"goodput {goodput:.1%}"]
+    figures += [] if mfu is None else [f"MFU {mfu:.1%}"]
+    figures += [] if kwh is None else [f"{kwh:.3g} kWh"]
+    figures += [] if cost is None else [f"${cost:.2f} at ${summary['price_usd_per_gpu_hour']:g} an hour"]
+    return ", ".join(figures)

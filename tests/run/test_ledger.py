@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydali.measure.account import accounts
-from raydali.run.ledger import PARTS, Held, Ledger, describe, group_id, parts_of
+from raydali.run.ledger import PARTS, Held, Ledger, describe, group_id, parts_of, segments
 from tests.support.rank_records import rank
 
 
@@ -19,6 +18,7 @@ def epoch(step: int, *ranks: dict[str, Any], ceiling: float | None = 140.0, vali
         "ceiling_images_per_second": ceiling,
         "validation": {"seconds": validation},
         "flops_per_image": 1e9,
+        "costs": {"storage": 2 / 11, "checkpoint": 0.25 / 11, "validation": 1 / 11},
     }
 
 
@@ -40,32 +40,32 @@ def total(summary: dict[str, Any]) -> float:
     return sum(float(summary["worker_seconds"][part]) for part in PARTS)  # each is rounded to 0.001 s
 
 
-def test_an_epoch_is_split_by_its_costs() -> None:
-    (account,) = accounts(epoch(50, *both("g")), {})
-    seconds = account.seconds
-    assert seconds["ceiling"] == pytest.approx(1000 / 140)
-    assert seconds["data"] == pytest.approx(2.0) and seconds["checkpoints"] == pytest.approx(0.25)
-    assert seconds["contention"] == pytest.approx(7.5 - 1000 / 140)
-    assert sum(seconds.values()) == pytest.approx(11.0) and seconds["validation"] == 1.0
-    assert (account.flops, account.peak_flops) == (1e12, 2e12)
+def test_an_epoch_is_split_by_the_costs_of_its_verdict() -> None:
+    (segment,) = segments(epoch(50, *both("g")))
+    parts = segment.parts(None)
+    assert parts["ceiling"] == pytest.approx(1000 / 140)
+    assert parts["data"] == pytest.approx(2.0) and parts["checkpoints"] == pytest.approx(0.25)
+    assert sum(parts.values()) == pytest.approx(11.0) and parts["validation"] == 1.0
+    assert (segment.flops, segment.peak_flops) == (1e12, 1e12)
 
 
 def test_estimates_beyond_the_epoch_are_scaled_down() -> None:
-    (account,) = accounts(epoch(50, *both("g", loader_wait_seconds=6.0, checkpoint_seconds=2.0)), {})
-    assert sum(account.seconds.values()) == pytest.approx(11.0)
-    assert account.seconds["data"] == pytest.approx(3 * account.seconds["checkpoints"])
+    (segment,) = segments(epoch(50, *both("g")) | {"costs": {"storage": 0.5, "checkpoint": 0.25}})
+    parts = segment.parts(None)
+    assert sum(parts.values()) == pytest.approx(11.0) and "rest" in parts
+    assert parts["data"] == pytest.approx(2 * parts["checkpoints"])
 
 
 def test_an_epoch_of_two_groups_and_one_of_an_earlier_version() -> None:
     record = epoch(50, *both("a", images=100, seconds=3.0), *(rank("b", rank=i, size=3) for i in range(3)))
-    first, last = accounts(record, {2: 100.0})
-    assert (first.group, first.world_size, last.group, last.world_size) == ("a", 2, "b", 3)
-    assert first.seconds["ceiling"] == pytest.approx(2.0) and "validation" not in first.seconds
-    assert sum(last.seconds.values()) == pytest.approx(11.0)
-    assert "unmeasured" in accounts(record, {})[0].seconds
-    old = [{name: value for name, value in each.items() if name != "steps"} for each in both("g")]
-    (account,) = accounts(epoch(50, *old), {})
-    assert sum(account.seconds.values()) == pytest.approx(11.0)
+    one, last = segments(record)
+    assert (one.group, one.world_size, last.group, last.world_size) == ("a", 2, "b", 3)
+    assert one.parts(100.0)["ceiling"] == pytest.approx(2.0) and one.validation == 0.0
+    assert "unmeasured" in one.parts(None) and sum(one.parts(None).values()) == pytest.approx(3.0)
+    assert sum(last.parts(None).values()) == pytest.approx(11.0)
+    ranks = [{name: value for name, value in each.items() if name != "group"} for each in both("")]
+    (old,) = segments({**epoch(50, *both("")), "ranks": ranks, "costs": None})
+    assert sum(old.parts(None).values()) == pytest.approx(11.0)
 
 
 def test_a_run_without_failures() -> None:
@@ -84,8 +84,7 @@ def test_a_run_without_failures() -> None:
     assert found["worker_seconds"]["held"] == pytest.approx(106.0)
     assert found["worker_seconds"]["starting"] == pytest.approx(2 * 30.4)
     assert found["starting"]["worker start"] == 12.0 and found["starting"]["model"] == 8.0
-    assert found["starting"]["workers"] == pytest.approx(2 * 15.0)
-    assert found["starting"]["imports"] == pytest.approx(2 * 5.4)  # the driver's first 2.6 s held no worker
+    assert found["starting"]["workers"] == pytest.approx(2 * 20.4) and "imports" not in found["starting"]
     assert found["goodput"] == pytest.approx(2 * 2000 / 140 / 106, abs=1e-4)
     assert found["mfu"] == pytest.approx(2e12 / (106 * 1e12), abs=1e-4)
     assert found["kwh"] == 2.0 and found["cost_usd"] == pytest.approx(106 / 3600 * 1.8)

@@ -166,7 +166,7 @@ class Driver:
         """
         self._show_warnings(at_end=True)
         self._ledger.released(self._group, finished=isinstance(end, events.RunFinished))
-        lines = self._ledger.close()
+        lines = self._ledger.write()
         self._recorder.event(end, time.time())
         return lines
 

@@ -11,7 +11,7 @@ from typing import Any
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.options import LaunchOptions
-from raydali.measure.forecast import Forecast
+from raydali.measure.forecast import Forecast, Measured
 from raydali.output import show, write_json
 from raydali.report.console import Console
 from raydali.run.find import name_of, newest_step
@@ -78,12 +78,11 @@ def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float 
     held = group["released"] - group["placed"]
     step = newest_step(folder) or 0
     sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
+    measured = Measured(records, settings["batch_size"], settings["checkpoint_every"])
     run = Forecast(
-        workers=group["workers"],
-        **{name: settings[name] for name in ("samples", "epochs", "batch_size", "global_batch_size")},
-        checkpoint_every=settings["checkpoint_every"],
-        validations=sum(map(given.validates, range(settings["epochs"]))) if hasattr(given, "validates") else 0,
-        records=records,
+        **{name: settings[name] for name in ("samples", "epochs", "batch_size", "checkpoint_every")},
+        validations=sum(map(given.validates, range(given.epochs))),
+        measured=measured,
         before_placement=group["waited"],
         starting=group["begun"] - group["placed"],
         ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - finish,
@@ -92,29 +91,38 @@ def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float 
         weights_bytes=sizes["best"],
         bandwidth=None if bandwidth is None else bandwidth * 1e9,
     )
-    there = run.measured_workers if records[-1]["ranks"][0]["device"] == "cuda" else 0
+    workers, batch = group["workers"], settings["global_batch_size"]
+    others = [number for number in GPUS if number <= gpus and measured.on_gpus]
     # A global batch that was not given is that of the largest number of workers.
-    numbers = sorted({run.workers, *(number for number in GPUS if number <= gpus)}) if there else [run.workers]
-    grows = given.global_batch_size is None
-    rows = [run.on(number, run.bandwidth, grows=grows) for number in numbers]
-    fitting = [each for each in rows if each.workers * each.batch_size <= each.global_batch_size]
+    batches = {each: batch if given.global_batch_size else batch * each // workers for each in {workers, *others}}
+    rows = {each: run.row(each, of) for each, of in sorted(batches.items()) if each * settings["batch_size"] <= of}
     kept = 3 + (settings["epochs"] // settings["keep_epochs"] if settings["keep_epochs"] else 0)
     longest = max(records[1:] or records, key=lambda each: float(each["seconds"]))
-    kind, share = _bottleneck(longest)
+    costs = {cause: share for cause, share in (longest["costs"] or {}).items() if cause not in ("start-up", "compile")}
+    cause = max(costs, key=lambda each: costs[each], default=None)
+    share = costs[cause] if cause else 0.0
+    found = rows[workers]
     return {
-        **{name: value for name, value in run.row(there).items() if name not in ("gpus", "estimated", "bandwidth")},
-        **run.memory(),
+        **{name: value for name, value in found.items() if name not in ("gpus", "estimated", "bandwidth")},
+        "memory_bytes": measured.memory_bytes,
+        "memory_total_bytes": measured.memory_total_bytes,
+        "largest_batch_size": measured.largest_batch_size,
         "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
-        "bottleneck": {"cause": kind, "share": share, "seconds": round(share * run.run_seconds, 1)},
+        "bottleneck": {
+            "cause": cause,
+            "share": share,
+            "seconds": round(share * settings["epochs"] * found["epoch_seconds"], 1),
+        },
         "verdict": longest["verdict"],
-        "gpus": [each.row(there) for each in fitting],
+        "gpus": [*rows.values()],
         "measured": {
-            "start_seconds": round(run.before_placement + run.starting, 2),
-            "step_seconds": run.measured_step[0],
-            "exchange_seconds": run.measured_step[1],
-            "validation_seconds": run.validation_seconds,
-            "checkpoint_seconds": run.checkpoint_seconds,
             "steps": sum(each["ranks"][0]["steps"] for each in records),
+            "start_seconds": round(run.before_placement + run.starting + measured.first, 3),
+            "step_seconds": round(measured.step, 6),
+            "exchange_seconds": round(measured.exchange, 6),
+            "validation_seconds": round(measured.validation(workers), 3),
+            "checkpoint_seconds": round(measured.checkpoint, 4),
+            "end_seconds": round(run.ending, 3),
         },
     }
 
@@ -124,13 +132,6 @@ def _size(folder: RunFolder, name: str) -> int:
 
     selector = fs.FileSelector(folder.path(name), allow_not_found=True)
     return sum(info.size or 0 for info in folder.filesystem.get_file_info(selector))
-
-
-def _bottleneck(record: dict[str, Any]) -> tuple[str | None, float]:
-    """Return the largest cost of an epoch that its cure would save, and its share of the epoch."""
-    costs = {cause: share for cause, share in (record["costs"] or {}).items() if cause not in ("start-up", "compile")}
-    cause = max(costs, key=lambda each: costs[each], default=None)
-    return cause, costs.get(cause, 0.0) if cause else 0.0
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ The modification time of a local `ledger.json` is the driver's last sign of life
 a group whose driver died. On an object store this is the time of the last write.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,11 +18,8 @@ from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.ledger import LEDGER, Held, Ledger, describe, group_id
 from raydali.run.messages import EpochEnded, Message
 
-WRITE_SECONDS, WRITE_REMOTE_SECONDS = 10.0, 60.0
-"""Intervals of writing the file on a file system and on an object store."""
-PUBLISH_SECONDS = 4.0
-"""Interval of publishing to Prometheus: Ray drops a metric that was not set for two of its own intervals."""
-TOUCH_SECONDS = 0.5
+WRITE_SECONDS = 5.0
+"""Interval of writing the file, and of publishing it: Ray drops a metric that was not set for 20 s."""
 
 
 class RunLedger:
@@ -31,33 +29,26 @@ class RunLedger:
         folder: the run's.
         driver: the id of this driver's attempt.
         price: see `--price`.
-        publish: takes the contents of the file at intervals.
-        now: seconds since 1970.
+        publish: takes the contents of the file when they are written.
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        driver: str,
-        price: float | None,
-        publish: Callable[[Mapping[str, Any]], None],
-        now: Callable[[], float] = time.time,
+        self, folder: RunFolder, driver: str, price: float | None, publish: Callable[[Mapping[str, Any]], None]
     ) -> None:
-        self._folder, self._driver, self._price, self._publish, self._now = folder, driver, price, publish, now
+        self._folder, self._driver, self._price, self._publish = folder, driver, price, publish
         self._held: Held | None = None
-        self._restarts = False
-        self._touch_at = self._write_at = self._publish_at = 0.0
+        self._restarts, self._write_at = False, 0.0
         self._ledger = self._read()
         # The command began the waiting, unless an earlier driver of this process has.
         released = [group.released or 0.0 for group in self._ledger.groups]
-        self._free_since = max([next((at for _, at in start_clock.marks()), now()), *released])
+        self._free_since = max([next((at for _, at in start_clock.marks()), time.time()), *released])
 
     def _read(self) -> Ledger:
         """Return the ledger of the run's earlier drivers, as far as there is one that can be read."""
         ledger = Ledger()
         with suppress(OSError, ValueError, TypeError, KeyError):
             ledger = Ledger(self._folder.read_json(LEDGER)["groups"])
-            alive = self._folder.modified(LEDGER)
+            alive = self._folder.filesystem.get_file_info(self._folder.path(LEDGER)).mtime_ns / 1e9
             for group in ledger.groups:
                 if group.released is None:
                     group.released = max(alive, group.placed)
@@ -68,8 +59,7 @@ class RunLedger:
 
     def placed(self, group: WorkerGroup) -> None:
         """Note that a group has its places."""
-        group.is_placed = True
-        now = self._now()
+        group.is_placed, now = True, time.time()
         self._held = Held(
             group=group_id(self._driver, group.number),
             workers=group.workers,
@@ -79,57 +69,47 @@ class RunLedger:
         )
         self._restarts = True
         self._ledger.groups.append(self._held)
-        self._write_at = 0.0
+        self.write()
 
     def released(self, group: WorkerGroup | None, *, finished: bool = False) -> None:
         """Note that a group, if there is one, has ended; `finished`: with the run."""
-        if self._held is None or group is None:
-            return
-        self._held.saved = finished or group.has_left
-        self._held.joules = sum(group.joules.values()) if len(group.joules) == group.workers else None
-        self._held.released = self._free_since = self._now()
-        self._held = None
-        self._write()
+        if self._held is not None and group is not None:
+            self._held.saved = finished or group.has_left
+            self._held.released = self._free_since = time.time()
+            self._held = None
+            self.write()
 
     def take(self, message: Message, at: float) -> None:
         """Take a message of the workers, which arrived at this time."""
-        match message:
-            case Started():
-                if isinstance(message, Resumed):
-                    self._ledger.take_back(message.step)
-                if self._held is not None:
-                    self._held.start(at, message.phases)
-            case Rehearsed():
-                if isinstance(message, CeilingMeasured) and self._held is not None:
-                    self._held.measured += message.rehearsal_seconds
-                if self._held is not None and message.ceiling_images_per_second:
-                    self._ledger.add_ceiling(self._held.workers, message.ceiling_images_per_second)
-            case EpochEnded(record):
-                self._ledger.add_epoch(record)
+        if isinstance(message, EpochEnded):
+            self._ledger.add_epoch(message.record)
+        if self._held is None:
+            return
+        if isinstance(message, Resumed):
+            self._ledger.take_back(message.step)
+        if isinstance(message, Started):
+            self._held.start(at, message.phases)
+        if isinstance(message, CeilingMeasured):
+            self._held.measured += message.rehearsal_seconds
+        if isinstance(message, Rehearsed) and message.ceiling_images_per_second:
+            self._ledger.ceilings[self._held.workers] = message.ceiling_images_per_second
 
     def poll(self, group: WorkerGroup | None) -> None:
-        """Give a sign of life, and write the file, if it is time to."""
-        now = self._now()
-        if now >= self._touch_at:
-            self._touch_at = now + TOUCH_SECONDS
-            self._folder.touch(LEDGER)
-        if self._held is not None and group is not None and len(group.joules) == group.workers:
+        """Give a sign of life, and write the file if it is time to."""
+        if self._held is None or group is None:
+            return
+        if len(group.joules) == group.workers:
             self._held.joules = sum(group.joules.values())
-        if now >= self._publish_at:
-            self._publish_at = now + PUBLISH_SECONDS
-            self._publish(self._ledger.summary(now, self._price))
-        if now >= self._write_at and self._held is not None:
-            remote = "://" in self._folder.uri_of_storage
-            self._write_at = now + (WRITE_REMOTE_SECONDS if remote else WRITE_SECONDS)
-            self._write()
+        with suppress(OSError):  # an object store has no such file
+            os.utime(self._folder.path(LEDGER))
+        if time.monotonic() >= self._write_at:
+            self.write()
 
-    def close(self) -> list[str]:
-        """Write the file for the last time; return lines for the console, none if no worker was held."""
-        self._write()
-        summary = self._ledger.summary(self._now(), self._price)
-        self._publish(summary)
-        return describe(summary) if self._ledger.groups else []
-
-    def _write(self) -> None:
+    def write(self) -> list[str]:
+        """Write the file; return two lines for the console, none if no worker was held."""
+        summary = self._ledger.summary(time.time(), self._price)
         with suppress(OSError):  # the next write has it
-            self._folder.write_json(LEDGER, self._ledger.summary(self._now(), self._price))
+            self._folder.write_json(LEDGER, summary)
+        self._publish(summary)
+        self._write_at = time.monotonic() + WRITE_SECONDS
+        return describe(summary) if self._ledger.groups else []
