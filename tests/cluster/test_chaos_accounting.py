@@ -45,7 +45,9 @@ def result(**given: Any) -> dict[str, Any]:
     losses = {"undisturbed": [1.0], "disturbed": [1.0], "largest_difference": 0.0, "agree": True}
     left: dict[str, list[Any]] = {"processes": [], "ports": [], "shared_memory": []}
     rows = [{"lost": 0, "repeated": 0}]
-    return {"over": None, "rows": rows, "same_stream": True, "losses": losses, "left": left} | given
+    ledger = {"missing": 0.001}
+    found = {"over": None, "rows": rows, "same_stream": True, "losses": losses, "left": left, "ledger": ledger}
+    return found | given
 
 
 def test_the_whole_stream_loses_and_repeats_nothing() -> None:
@@ -113,6 +115,7 @@ def test_losses_agree_within_the_tolerance() -> None:
         ({"over": "raise --epochs"}, "raise --epochs"),
         ({"rows": [{"lost": 2, "repeated": 0}, {"lost": 1, "repeated": 0}]}, "3 samples were lost"),
         ({"rows": [{"lost": 0, "repeated": 4}]}, "4 samples were repeated"),
+        ({"ledger": {"missing": 0.02}}, "the parts of the ledger miss 2.0% of the time that workers were held"),
         ({"same_stream": False}, "the samples came in another order than the stream's"),
         ({"losses": {"largest_difference": 0.2, "agree": False}}, "losses differ by up to a share of 0.2"),
         ({"left": {"processes": [], "ports": [6379, 80]}}, "left behind, ports: 6379, 80"),

@@ -22,6 +22,8 @@ from raydali.output import JsonFile, machine, mark_warnings, parse_options, requ
 from raydali.text import number, plural
 
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
+MOST_MISSING = 0.01
+"""Tolerated share of the time that workers were held which the parts of the ledger do not add up to."""
 MAX_NODES = 16
 MAX_WORKERS = 8
 DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 12, 40
@@ -53,9 +55,9 @@ def main(options: Chaos) -> dict[str, Any]:
     Returns:
         The content of --json: {"command", "machine", "settings", "left_out": the reason for each fault that was not
         injected, "over": why the last faults are missing, if the run was over before, "rows", "same_stream",
-        "losses": {"undisturbed" and "disturbed": one for each epoch, "largest_difference", "agree"}, "left":
-        {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault", "noticed_seconds", "noticed_by",
-        "resumed_seconds", "repeated_steps", "lost", "repeated"}.
+        "ledger": see `ledger_of`, "losses": {"undisturbed" and "disturbed": one for each epoch, "largest_difference",
+        "agree"}, "left": {"processes", "ports", "shared_memory"}, "seconds"}. A row is {"fault", "noticed_seconds",
+        "noticed_by", "resumed_seconds", "repeated_steps", "lost", "repeated"}.
 
     Raises:
         UsageError: an option is invalid; nothing was started.
@@ -108,6 +110,10 @@ def failures(result: dict[str, Any]) -> list[str]:
         (result["over"], result["over"]),
         (lost, f"{lost} samples were lost"),
         (repeated, f"{repeated} samples were repeated"),
+        (
+            result["ledger"]["missing"] > MOST_MISSING,
+            f"the parts of the ledger miss {result['ledger']['missing']:.1%} of the time that workers were held",
+        ),
         (not result["same_stream"], "the samples came in another order than the stream's"),
         (
             not result["losses"]["agree"],
@@ -133,6 +139,8 @@ def _show(result: dict[str, Any]) -> None:
     ]
     columns = ["fault", "noticed after", "by", "resumed after", "steps done again", "samples lost"]
     show(f"{result['settings']['nodes']} nodes on {result['machine']['cpus']} cores", [*columns, "repeated"], lines)
+    ledger = {part: seconds for part, seconds in result["ledger"].items() if seconds and part != "missing"}
+    print(f"the ledger, in seconds of workers: {', '.join(f'{part} {each:.1f}' for part, each in ledger.items())}")
     losses, left = result["losses"], result["left"]
     epochs, largest = len(losses["disturbed"]), losses["largest_difference"]
     print(

@@ -17,6 +17,7 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
+from raydali.run.ledger import LEDGER, PARTS
 from raydali.text import plural
 from tests.support.chaos import leaks
 from tests.support.chaos.accounting import FaultOutcome, Losses, due_and_trained, lost_and_repeated, shares
@@ -174,9 +175,17 @@ class ChaosExperiment:
             "left_out": self._left_out,
             "over": self._over,
             "rows": rows,
+            "ledger": ledger_of(disturbed),
             "same_stream": bool(np.array_equal(reference.ids, committed.ids)),
             "losses": {**asdict(losses), "largest_difference": losses.largest, "agree": losses.agree},
         }
+
+
+def ledger_of(folder: RunFolder) -> dict[str, Any]:
+    """Return the seconds of workers in the run's ledger, and by how much its parts miss the time held, as a share."""
+    seconds = folder.read_json(LEDGER)["worker_seconds"]
+    missing = abs(sum(seconds[part] for part in PARTS) / seconds["held"] - 1)
+    return {**seconds, "missing": round(missing, 6)}
 
 
 def gpus_of(workers: int) -> int:
