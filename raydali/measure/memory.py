@@ -7,6 +7,8 @@ import torch
 
 MARGIN = 0.08
 """Share of a GPU's memory that stays free: allocators fragment it, and images differ in size."""
+OUT_OF_MEMORY = "does not fit into the GPU's memory"
+"""A part of the error that names a micro-batch which is too large."""
 ROUND = 8
 """Micro-batches are multiples of this number: tensor cores compute them faster."""
 

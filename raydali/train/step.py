@@ -17,6 +17,7 @@ from torch import nn
 from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision, has_bf16
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
+from raydali.measure.memory import largest_batch, memory_of
 from raydali.train.gradients import GradientSums, ddp_is_slower
 from raydali.train.worker import Worker
 
@@ -154,6 +155,23 @@ class ForwardBackward:
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
         self._captures = graph
         self.expect_other_shapes()
+
+    def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
+        """Return how many of these samples fit, after not all of them did; None if not even one does.
+
+        It computes loss and gradients of fewer samples, and communicates with no other rank.
+        """
+        size = len(inputs[0])
+        while size > 1:
+            size //= 2
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            with suppress(torch.OutOfMemoryError):
+                with self._precision.autocast():
+                    loss = self.loss(*(each[:size] for each in inputs))
+                torch.autograd.grad(loss, self._parameters, allow_unused=True)
+                return largest_batch(memory_of(inputs[0].device), size)
+        return None
 
     def expect_other_shapes(self) -> None:
         """Free the CUDA graph, if any: the next calls have inputs of other shapes, and are captured anew."""

@@ -86,6 +86,8 @@ def test_bad_usage_is_refused_before_anything_starts(env: dict[str, str]) -> Non
         (("imagenet", "--seconds", "3"), "--seconds must be from 5 to 90, not 3"),
         (("imagenet", "--gpus", "0"), "--gpus must be at least 1, not 0"),
         (("imagenet", "--bandwidth", "0"), "--bandwidth must be above 0 GB/s, not 0"),
+        (("grid", "--data", "x"), "grid.py has no JOB that raydali could plan"),
+        (("imagenet", "--batch-size", "auto", "--no-gpu"), "--batch-size auto measures the memory of GPUs"),
         (("imagenett",), "imagenett is neither a job of raydali nor a file: try imagenet"),
         (("imagenet", "--epochs", "0"), "--epochs must be at least 1, not 0"),
         (("imagenet", "--json", "/nowhere/plan.json"), "--json"),

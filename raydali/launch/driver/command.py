@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, make_dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,10 +119,15 @@ def _only(config: Any, names: Iterable[str]) -> Any:  # noqa: ANN401 (a dataclas
 
 def run_job(job: Job[Any]) -> None:
     """Be the command of a job: parse its options, open its data, and train; see `run_main`."""
+    told = os.environ.pop(PLAN, None)
 
     def main() -> None:
-        told = os.environ.pop(PLAN, None)
-        given = parse(job.config, demo=job.demo, fine_tuning=job.fine_tuning)
+        args = _without_auto(sys.argv[1:])
+        given = parse(job.config, args, demo=job.demo, fine_tuning=job.fine_tuning)
+        if len(args) < len(sys.argv[1:]):
+            from raydali.launch.driver.plan import with_largest_batch
+
+            given = with_largest_batch(job, given)
         if told is None:
             launch(job, given, Console())
             return
@@ -133,6 +138,14 @@ def run_job(job: Job[Any]) -> None:
     run_main(main)
 
 
+def _without_auto(args: list[str]) -> list[str]:
+    """Return the command line without `--batch-size auto`: the largest size is then found before the run begins."""
+    names = "--batch-size", "--batch_size"
+    kept = [each for each in args if each not in (f"{name}=auto" for name in names)]
+    at = next((at for at, pair in enumerate(pairwise(kept)) if pair[0] in names and pair[1] == "auto"), None)
+    return kept if at is None else kept[:at] + kept[at + 2 :]
+
+
 def run_main(main: Callable[[], None]) -> None:
     """Run a job's main function and leave with its exit code.
 
@@ -140,6 +153,8 @@ def run_main(main: Callable[[], None]) -> None:
     """
     sys.path.insert(0, str(Path.cwd()))
     try:
+        if PLAN in os.environ:
+            raise UsageError(f"{Path(sys.argv[0]).name} has no JOB that raydali could plan: see docs/own-data.md")
         main()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

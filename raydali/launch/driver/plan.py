@@ -1,18 +1,22 @@
 """Plan a run: train for a short time as the job would, and forecast the whole run."""
 
+import os
 import secrets
 import sys
 import time
-from contextlib import nullcontext, redirect_stdout, suppress
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import replace
 from json import dumps
 from typing import Any
 
+from raydali.errors import UsageError
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
-from raydali.launch.options import LaunchOptions
+from raydali.launch.options import LaunchOptions, TrainingOptions
 from raydali.measure.forecast import Forecast, Measured
-from raydali.output import show, write_json
+from raydali.measure.memory import OUT_OF_MEMORY
+from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
 from raydali.run.find import name_of, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, EVENTS, RunFolder
@@ -20,8 +24,10 @@ from raydali.run.ledger import LEDGER
 from raydali.run.messages import Message, Note, RankWarning
 from raydali.text import duration, rate_text
 
-WHOLE_RUN = {"track": None, "trace_samples": False, "profile_steps": None, "max_failures": 0}
+WHOLE_RUN: Mapping[str, Any] = {"track": None, "trace_samples": False, "profile_steps": None, "max_failures": 0}
 """Options that a short run has no use for, and their values there."""
+MEMORY_SECONDS = 1.0
+"""Length of a run that measures the memory."""
 GPUS = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -55,19 +61,63 @@ def plan(
         write_json(found, json)
 
 
-def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None) -> dict[str, Any]:
-    name = f"plan-{secrets.token_hex(4)}"
-    known = {each.name for each in fields(given)}
-    changed: dict[str, Any] = {option: value for option, value in WHOLE_RUN.items() if option in known}
-    folder = RunFolder(given.storage, name)
-    print(f"training for {seconds:g} s and saving to {folder}, which is removed at the end", flush=True)
+def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
+    """Return the options with the largest `batch_size` that fits into the GPUs, or with that of the run, if it exists.
+
+    A short run measures the memory at the given size, or at smaller ones if that does not fit; a second one proves the
+    size that was found.
+
+    Raises:
+        UsageError: there are no GPUs, or not even one sample fits; and see `launch`.
+    """
+    if given.name is not None and (folder := RunFolder(given.storage, given.name)).exists(CONFIG):
+        return replace(given, batch_size=folder.read_json(CONFIG)["batch_size"])
+    if given.no_gpu or not (gpu_names() or os.environ.get("RAY_ADDRESS")):
+        raise UsageError("--batch-size auto measures the memory of GPUs, and there are none: give a number")
+    size, fits = given.batch_size, 0
+    while True:
+        Console().print(f"--batch-size auto: trying {size}")
+        try:
+            with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS) as folder:
+                settings, measured = folder.read_json(CONFIG), Measured(folder.rows(EPOCHS), size, 0)
+        except UsageError as error:
+            if OUT_OF_MEMORY not in str(error) or size == 1:
+                raise
+            size = size * 7 // 8 if fits else size // 2
+            continue
+        if fits or measured.largest_batch_size is None:
+            return replace(given, batch_size=size)
+        fits = min(measured.largest_batch_size, settings["samples"] // measured.workers)
+        if given.global_batch_size is not None:  # each worker has a whole number of micro-batches
+            of_worker = given.global_batch_size // measured.workers
+            fits = next(each for each in range(min(fits, of_worker), 0, -1) if of_worker % each == 0)
+        if fits == size:
+            return replace(given, batch_size=size)
+        size = fits
+
+
+@contextmanager
+def _short_run(job: Job[Any], given: LaunchOptions, seconds: float) -> Iterator[RunFolder]:
+    """Run a job for a short time; yield the folder of the run, which is removed at the end.
+
+    Raises:
+        UsageError: the job does not train by raydali's loop; and see `launch`.
+    """
+    if not isinstance(given, TrainingOptions):
+        raise UsageError(f"{job.name} has a training loop of its own, of which raydali cannot run a part")
+    folder = RunFolder(given.storage, f"plan-{secrets.token_hex(4)}")
     try:
-        launch(job, replace(given, name=name, **changed), _QuietConsole(), seconds)
-        ended = time.time()
-        return _found(folder, given, gpus, bandwidth, ended)
+        launch(job, replace(given, name=folder.name, **WHOLE_RUN), _QuietConsole(), seconds)
+        yield folder
     finally:
         with suppress(OSError):
             folder.remove_folder("")
+
+
+def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None) -> dict[str, Any]:
+    print(f"training for {seconds:g} s in a folder of its own in {given.storage}", flush=True)
+    with _short_run(job, given, seconds) as folder:
+        return _found(folder, given, gpus, bandwidth, time.time())
 
 
 def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, ended: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.run_state import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
 from raydali.run.sample_trace import SampleTrace
 from raydali.train.evaluation.validation import ValidationForward
@@ -139,7 +140,12 @@ class Step:
         if run.counts_flops:
             run.counts_flops = False
             run.state.flops_per_image = differentiated.flops_per_image(*inputs)
-        loss = differentiated(*inputs, last=index == run.micro_batches - 1)
+        try:
+            loss = differentiated(*inputs, last=index == run.micro_batches - 1)
+        except torch.OutOfMemoryError as error:
+            fits = differentiated.largest_that_fits(*inputs)
+            instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
+            raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}") from error
         if run.micro_batches > 1:
             run.statistics.end_micro_batch(index)
         self._meter.add(loss, len(batch.ids))

@@ -98,6 +98,33 @@ def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
     assert row["step"] == loop.run.stream.steps and row["validation"]["top1"] == 0.5 and row["learning_rate"] == 0.1
 
 
+def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 10 samples the loss fails as PyTorch does; one sample takes 2 GiB of 80."""
+
+    def failing(most: int) -> Loop:
+        loop = Loop(tmp_path)
+
+        def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            if len(images) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            taken.append(len(images))
+            return nn.functional.cross_entropy(loop.model(images / 255), labels)
+
+        monkeypatch.setattr(loop, "differentiated", lambda: loop.run.differentiated(loop.model, loss))
+        return loop
+
+    taken, gib = list[int](), 2**30
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    memory = {"held": 4 * gib, "others": 2 * gib, "total": 80 * gib}
+    monkeypatch.setattr("raydali.train.step.memory_of", lambda _: {**memory, "peak": (4 + 2 * taken[-1]) * gib})
+    with pytest.raises(UsageError, match="--batch-size 16 does not fit into the GPU's memory: about 32 would fit"):
+        failing(10).train()
+    with pytest.raises(UsageError, match="no smaller one was found that fits"):
+        failing(0).train()
+
+
 def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
     """After a resume in an epoch that is not validated, too; the last epoch always is."""
     config = replace(CONFIG, epochs=6, validate_every=4)
