@@ -74,8 +74,10 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
         return replace(given, batch_size=folder.read_json(CONFIG)["batch_size"])
     if given.no_gpu or not (gpu_names() or os.environ.get("RAY_ADDRESS")):
         raise UsageError("--batch-size auto measures the memory of GPUs, and there are none: give a number")
-    size, fits = given.batch_size, 0
+    whole, size, fits = given.global_batch_size, given.batch_size, 0
     while True:
+        if whole is not None:  # it is a whole number of micro-batches
+            size = next(each for each in range(min(size, whole), 0, -1) if whole % each == 0)
         Console().print(f"--batch-size auto: trying {size}")
         try:
             with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS) as folder:
@@ -87,10 +89,8 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
             continue
         if fits or measured.largest_batch_size is None:
             return replace(given, batch_size=size)
-        fits = min(measured.largest_batch_size, settings["samples"] // measured.workers)
-        if given.global_batch_size is not None:  # each worker has a whole number of micro-batches
-            of_worker = given.global_batch_size // measured.workers
-            fits = next(each for each in range(min(fits, of_worker), 0, -1) if of_worker % each == 0)
+        most = settings["samples"] if whole is None else whole
+        fits = min(measured.largest_batch_size, most // measured.workers)
         if fits == size:
             return replace(given, batch_size=size)
         size = fits

@@ -25,6 +25,7 @@ class Gpu:
 
     def launch(self, _job: object, given: Config, *_: Any) -> None:
         self.tried.append(given.batch_size)
+        assert given.global_batch_size is None or given.global_batch_size % given.batch_size == 0
         if self.overhead + given.batch_size / 4 > 80:
             raise UsageError(f"--batch-size {given.batch_size} {OUT_OF_MEMORY}: about 1 would fit")
         memory = {"peak": int((2 + given.batch_size / 4) * GIB), "held": 2 * GIB, "others": 0, "total": 80 * GIB}
