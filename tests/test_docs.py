@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,8 @@ def test_commands_can_be_parsed(name: str) -> None:
     for command in commands(ROOT / name):
         words = shlex.split(re.split(r" [|>] ", command)[0])
         if words[:2] == ["raydali", "train"]:
-            tyro.cli(Config, args=words[3:], config=(tyro.conf.DisallowNone,))
+            config = import_module(f"jobs.{words[2]}").Config if words[2].isidentifier() else Config
+            tyro.cli(config, args=words[3:], config=(tyro.conf.DisallowNone,))
         elif "cluster/slurm.sh" in words:
             job, *options = words[words.index("cluster/slurm.sh") + 1 :]
             assert find_job(job).exists()

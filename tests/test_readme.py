@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jobs import detection, restoration, video
+from jobs import detection, restoration, segmentation, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.labeled import LabeledFiles
@@ -94,7 +94,7 @@ def test_what_is_linked_exists() -> None:
 
 
 def test_the_job_has_the_options() -> None:
-    jobs = (Config, detection.Config, restoration.Config, video.Config)
+    jobs = (Config, detection.Config, restoration.Config, segmentation.Config, video.Config)
     known = {field.name.replace("_", "-") for config in jobs for field in fields(config)}
     known |= {f"no-{field.name}" for field in fields(Config) if field.type in (bool, bool | None)}
     of_others = {"help", "help-all", "cluster"}  # tyro's, and the doctor's

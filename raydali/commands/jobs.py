@@ -23,14 +23,14 @@ class New:
     """Copy a job to a file of your own, which runs as it is."""
 
     job: tyro.conf.Positional[str]
-    """Name of a job, such as imagenet, detection, restoration, video or grid, or a file."""
+    """Name of a job, such as imagenet, detection, restoration, segmentation, video or grid, or a file."""
     file: tyro.conf.Positional[str]
     """File to write, such as my_job.py. It must not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Run a job, such as imagenet, detection, restoration, video or grid, or the job in a file.
+    """Run a job, such as imagenet, detection, restoration, segmentation, video or grid, or the job in a file.
 
     `raydali train JOB --help` shows the options of a job.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raydali.train.weights.matching import MatchedWeights
 
 Config = TypeVar("Config", bound=LaunchOptions)
-Task = Literal["classification", "detection", "restoration", "video"]
+Task = Literal["classification", "detection", "restoration", "segmentation", "video"]
 
 
 def describe_sizes(_: LaunchOptions, data: TrainAndVal[Any]) -> str:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from jobs import detection, imagenet, restoration, video
+from jobs import detection, imagenet, restoration, segmentation, video
 from raydali.errors import UsageError
 from raydali.launch.options import TrainingOptions
 from raydali.measure.costs import Straggler
 from raydali.measure.verdict import CAUSES, Finding, describe
 from tests.support.messages import mentions
 
-JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, video)]
+JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, segmentation, video)]
 FOUND: dict[str, Any] = {
     "cost": 0.5,
     "largest": (0.1, "checkpoint"),

@@ -10,7 +10,7 @@ from raydali.launch.driver.job_file import describe_job, find_job, own_jobs
 from tests.support.cluster import ROOT
 from tests.support.messages import mentioning
 
-JOBS = {"detection", "grid", "imagenet", "restoration", "video"}
+JOBS = {"detection", "grid", "imagenet", "restoration", "segmentation", "video"}
 
 
 def test_the_clone_s_jobs_are_found_by_name() -> None:
@@ -34,7 +34,7 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("imgenet", "imgenet imagenet"),
         ("jobs/vidoe.py", "vidoe.py video"),
         ("zzz", f"zzz {' '.join(sorted(JOBS))}"),
-        ("segmentation", f"segmentation {' '.join(sorted(JOBS))} docs/own-data.md"),
+        ("panoptic", f"panoptic {' '.join(sorted(JOBS))} docs/own-data.md"),
     ],
 )
 def test_an_unknown_job_is_refused_with_those_that_are(job: str, named: str) -> None:

@@ -1,4 +1,4 @@
-"""The built-in images for detectors without data: discs, rectangles and triangles on noise.
+"""The built-in images for detectors and segmentation networks without data: discs, rectangles and triangles on noise.
 
 Colours are random, so that only the shape shows the class.
 """
@@ -31,6 +31,45 @@ def shapes_folder() -> str:
         UsageError: the cache cannot be written.
     """
     return built_in_folder("shapes-v1", _write)
+
+
+def masked_shapes_folder() -> str:
+    """Return the folder of `train/` and `val/` with the same images in `images/`, and masks of shapes in `masks/`.
+
+    The background is class 0, and CLASSES follow; see `shapes_folder`.
+    """
+    return built_in_folder("masked-shapes-v1", _write_masks)
+
+
+def _write_masks(folder: Path) -> None:
+    for split, (name, count) in enumerate(_IMAGES.items()):
+        for kind in ("images", "masks"):
+            (folder / name / kind).mkdir(parents=True)
+        for id in range(count):
+            image, shapes = _draw(np.random.default_rng([split, id]))
+            image.save(folder / name / "images" / f"{id:04}.jpg", quality=92)
+            _mask(image.size, shapes).save(folder / name / "masks" / f"{id:04}.png")
+
+
+def _mask(size: tuple[int, int], shapes: list[tuple[int, tuple[int, int, int, int]]]) -> Any:  # noqa: ANN401 (Pillow's)
+    from PIL import Image, ImageDraw
+
+    mask = Image.new("L", size)
+    canvas = ImageDraw.Draw(mask)
+    for category, box in shapes:
+        _fill(canvas, category, box, category)
+    return mask
+
+
+def _fill(canvas: Any, category: int, box: tuple[int, int, int, int], colour: Any) -> None:  # noqa: ANN401 (Pillow's)
+    left, top, right, bottom = box
+    drawn = left, top, right - 1, bottom - 1  # Pillow's last pixels are inside
+    if category == 1:
+        canvas.ellipse(drawn, fill=colour)
+    elif category == 2:
+        canvas.rectangle(drawn, fill=colour)
+    else:
+        canvas.polygon([((left + right) / 2, top), (left, drawn[3]), (drawn[2], drawn[3])], fill=colour)
 
 
 def _write(folder: Path) -> None:
@@ -76,12 +115,6 @@ def _draw(random: Generator) -> tuple[Any, list[tuple[int, tuple[int, int, int, 
         # Far from the background's colour in each channel.
         colour = tuple(((ground + random.integers(80, 177, 3)) % 256).tolist())
         category = int(random.integers(1, len(CLASSES) + 1))
-        drawn = left, top, box[2] - 1, box[3] - 1  # Pillow's last pixels are inside
-        if category == 1:
-            canvas.ellipse(drawn, fill=colour)
-        elif category == 2:
-            canvas.rectangle(drawn, fill=colour)
-        else:
-            canvas.polygon([((left + box[2]) / 2, top), (left, drawn[3]), (drawn[2], drawn[3])], fill=colour)
+        _fill(canvas, category, box, colour)
         shapes.append((category, box))
     return image, shapes

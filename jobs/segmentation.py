@@ -1,0 +1,272 @@
+"""Train a network for semantic segmentation on images with masks.
+
+    python jobs/segmentation.py                                       the built-in shapes, on this machine
+    python jobs/segmentation.py --data /data/cells --classes 3        train/ and val/ with images/ and masks/
+    python jobs/segmentation.py --data train.csv --val-data val.csv --classes names.txt      lines image,mask
+    python jobs/segmentation.py --data /data/VOC2012 --model fcn_resnet50                    or Cityscapes, ADE20K
+
+Images are scaled, cropped and flipped together with their masks, whose classes never blend, and evaluated whole. Every
+worker runs the training loop in `train`. The commands evaluate, predict, export and preview use the same functions for
+data, network, pipelines and evaluation. For your own training, copy this file and change them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from raydali.data.sources.builtin.shapes import masked_shapes_folder
+from raydali.data.sources.exclusion import exclude
+from raydali.data.sources.masked_images import IGNORED, MaskedImages, train_and_val
+from raydali.data.sources.source import TrainAndVal
+from raydali.data.sources.validation_set import warn_of_overlap
+from raydali.data.tasks.segmentation import TrainImages, ValidationImages
+from raydali.launch.driver.command import run_job
+from raydali.launch.job import Job
+from raydali.launch.optimizer_options import OptimizerOptions
+from raydali.launch.options import ImageOptions, require
+from raydali.launch.shared_options import require_data
+from raydali.text import plural
+from raydali.train.learning_rates import PEAKS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from raydali.launch.worker.session import Session
+    from raydali.train.evaluation.validation import ValidationPass
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(OptimizerOptions, ImageOptions):
+    """Train a segmentation network with Ray Train and NVIDIA DALI, each image exactly once."""
+
+    smaller_data = "images stored nearer to --base-size"
+    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16}
+
+    data: str | None = None
+    """Folder or URI (s3://, gs://) with train/ and val/, each with images/ and masks/; Pascal VOC, Cityscapes or
+    ADE20K as they are unpacked; or a list with a line image,mask for each image. Default: the built-in shapes."""
+    val_data: str | None = None
+    """List of the validation images, if --data is a list."""
+    root: str | None = None
+    """Folder or URI that relative paths in lists start from. Default: the list's folder."""
+    images: str = "images"
+    """Folder of the images, within train/ and val/."""
+    masks: str = "masks"
+    """Folder of the masks. A mask has the path of its image, with any extension."""
+    classes: str | None = None
+    """Number of classes, or a file with a name in each line. Default: those of VOC, Cityscapes and ADE20K, or as many
+    as the palette of the first mask has colours."""
+    ignore_index: int = IGNORED
+    """Value of pixels in masks that count for nothing."""
+    model: str = "deeplabv3_resnet50"
+    """Name of a torchvision segmentation model, such as fcn_resnet50 or lraspp_mobilenet_v3_large; `tiny`, a small
+    network; or `package.module:factory`. Weights are initialised at random."""
+    crop_size: int = 480
+    """Training: height and width of the random crops, in pixels."""
+    base_size: int = 520
+    """Training: length of the shorter side of an image at a scale of 1, in pixels."""
+    scales: tuple[float, float] = (0.5, 2.0)
+    """Training: smallest and largest random scale."""
+    flip_probability: float = 0.5
+    """Training: probability of a horizontal flip."""
+    jitter: float = 0.0
+    """Training: largest change of an image's brightness, contrast and saturation, as a share."""
+    val_size: tuple[int, int] = (512, 512)
+    """Validation: height and width in pixels of the canvas that holds each image at its own size; no image may be
+    larger. What an image leaves of it is ignored."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weights of classes in the loss; balanced: in proportion to the inverse of their number of pixels."""
+    auxiliary: float = 0.5
+    """Weight of the auxiliary head in the loss, if the model has one."""
+    epochs: int = 30
+    """Number of passes over the training images."""
+    batch_size: int = 8
+    """Images per micro-batch, which a device processes at once."""
+    learning_rate: float | None = None
+    """Peak learning rate, at the end of the warm-up. Default: 0.01 per 16 images of the global batch, or 0.0001 with
+    adamw and muon."""
+    weight_decay: float = 1e-4
+    """Weight decay; by default not of normalisation layers and biases."""
+
+    def __post_init__(self) -> None:
+        """Check values; the sources, the stream and the pipelines check their own settings."""
+        super().__post_init__()
+        require_data(self, self.data, "val_data", "root", "classes")
+        require(self, "ignore_index", least=0, most=65535)
+        require(self, "auxiliary", least=0)
+
+
+SHAPES = Config(
+    model="tiny",
+    crop_size=96,
+    base_size=128,
+    scales=(0.75, 1.5),
+    val_size=(160, 160),
+    epochs=15,
+    batch_size=8,
+    optimizer="adamw",
+    learning_rate=5e-3,
+    precision="fp32",
+)
+"""Defaults without --data."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data, network and evaluation, for training and for all commands
+
+Data = TrainAndVal[MaskedImages]
+
+
+def open_data(config: Config) -> Data:
+    """Index the images and their masks, without those that are excluded."""
+    folders = {"images": config.images, "masks": config.masks}
+    if config.data is None:
+        pairs = train_and_val(masked_shapes_folder(), classes="4")
+    else:
+        pairs = train_and_val(
+            config.data,
+            config.val_data,
+            **folders,
+            classes=config.classes,
+            ignored=config.ignore_index,
+            root=config.root,
+        )
+    data = Data(*exclude(config.exclude, *pairs))
+    warn_of_overlap(data.train, data.val)
+    return data
+
+
+def build_model(config: Config, classes: int) -> "nn.Module":
+    """Build the model for a number of classes, with random weights."""
+    from raydali.train.models.segmentation import build
+
+    return build(config.model, classes)
+
+
+def network(model: "nn.Module", config: Config) -> "nn.Module":
+    """Return what takes 8-bit images, and returns scores (N, classes, H, W)."""
+    from raydali.train.models.normalized import Normalized
+    from raydali.train.models.segmentation import WithAuxiliary
+
+    return Normalized(WithAuxiliary(model))
+
+
+def train_pipeline(config: Config) -> TrainImages:
+    """Make the pipeline of training images."""
+    return TrainImages(
+        canvas=(config.crop_size, config.crop_size),
+        base_size=config.base_size,
+        scales=config.scales,
+        jitter=config.jitter,
+        seed=config.seed,
+        flip_probability=config.flip_probability,
+        **config.decoding,
+    )
+
+
+def val_pipeline(config: Config) -> ValidationImages:
+    """Make the pipeline of validation images."""
+    return ValidationImages(canvas=config.val_size, **config.decoding)
+
+
+def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+    """Return the figures of a network: "iou", "accuracy" and "loss"."""
+    from raydali.train.evaluation import segmentation
+
+    return segmentation.evaluate(network, val, len(val.source.classes))
+
+
+def predictions(config: Config, scores: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
+    """Return the predicted masks as PNG files of class indices, for `raydali predict`."""
+    from raydali.train.evaluation.segmentation import mask_files
+
+    return mask_files(scores, paths)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In every worker
+
+
+def train(config: Config, data: Data, session: "Session") -> None:
+    """Train from the newest checkpoint, or from the start, to the end of the stream."""
+    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    import torch
+
+    from raydali.launch.worker.training_run import TrainingRun
+    from raydali.train.evaluation.segmentation import balanced_weights, cross_entropy
+    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+
+    if config.data is None:  # each node writes its own copy
+        data = data.relocate(masked_shapes_folder())
+    run = TrainingRun(config, session, samples=len(data.train))
+    device, classes = run.worker.device, len(data.train.classes)
+    model = run.synchronized(build_model(config, classes).to(device).to(memory_format=torch.channels_last))
+    peak = config.peak(run.stream.global_batch_size)
+    settings = config.optimizer_settings(lambda count: build_model(config, count), classes)
+    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    run.register_state(model=model, optimizer=optimizer)
+
+    trained = network(model, config).to(device)
+    weights = balanced_weights(data.train, run.worker) if config.class_weights == "balanced" else None
+
+    def loss(images: "torch.Tensor", masks: "torch.Tensor") -> "torch.Tensor":
+        return cross_entropy(trained(images), masks, weights, config.auxiliary)
+
+    differentiated = run.differentiated(model, loss)
+    evaluated = run.inference(trained)
+    with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
+        for step in run.steps(loader):
+            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            for batch in step:
+                step.backward(differentiated, batch["images"], batch["masks"])
+            step.update(optimizer, max_norm=config.clip_grad)
+            if step.ends_epoch:
+                with run.validation() as val:
+                    metrics = evaluate(config, evaluated, val)
+                run.close_epoch(metrics, score="iou", weights=model)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the driver
+
+
+def check(config: Config) -> None:
+    """Refuse settings that do not fit together, before anything is started."""
+    train_pipeline(config), val_pipeline(config)
+    if config.model not in (SHAPES.model, Config.model):
+        from raydali.train.models.segmentation import check_segmenter  # imports torchvision: seconds
+
+        check_segmenter(config.model)
+
+
+def describe(config: Config, data: Data) -> str:
+    """Describe the data for the console."""
+    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
+    return f"{images} with masks, {plural(len(data.train.classes), 'class')}"
+
+
+JOB = Job(
+    name="segmentation",
+    config=Config,
+    open_data=open_data,
+    build_model=build_model,
+    network=network,
+    train_pipeline=train_pipeline,
+    val_pipeline=val_pipeline,
+    evaluate=evaluate,
+    train=train,
+    task="segmentation",
+    predictions=predictions,
+    check=check,
+    unchangeable=lambda config: ("model", *config.changes_groups),
+    describe=describe,
+    demo=SHAPES,
+    about_demo="this is the demo, on drawn shapes; --data DIR trains on images and masks of your own",
+)
+
+if __name__ == "__main__":
+    run_job(JOB)

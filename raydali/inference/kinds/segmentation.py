@@ -1,0 +1,90 @@
+"""Images with masks: figures of each class, and the worst images with truth and prediction side by side."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from raydali.data.loading.loader import Batch
+from raydali.data.sources.file_list import is_list
+from raydali.data.sources.masked_images import IGNORED, MaskedImages
+from raydali.inference.kinds.kind import Arrays, Columns, Kind
+from raydali.inference.worst import worst_of
+from raydali.train.evaluation.segmentation import confusion
+
+_NAMED = 3
+"""Classes that are named below each of the worst images."""
+
+
+class Segmentation(Kind):
+    """Images with masks; the outputs are the confusions of each image, and its predicted mask."""
+
+    noun = "image"
+    legend: ClassVar[str] = "Each: the image, its mask and the predicted one. Class 0 and what is ignored are black."
+
+    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> MaskedImages:
+        """Open the validation images of a folder, or those of a list."""
+        lists = data if is_list(data) else None
+        source: MaskedImages = self.job.open_data(replace(self.config, data=data, val_data=lists)).val
+        return source
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        """Return "pixels" (n, 3, classes): right, true and predicted ones; "losses" (n,); "masks", compressed."""
+        truth, predicted = batch["masks"].squeeze(1).long(), raw.argmax(1)
+        classes = raw.shape[1]
+        matrices = torch.stack([confusion(*each, classes) for each in zip(predicted, truth, strict=True)])
+        matrices = matrices.reshape(-1, classes, classes)
+        known = (truth != IGNORED).sum((1, 2)).clamp(min=1)
+        losses = F.cross_entropy(raw.float(), truth, ignore_index=IGNORED, reduction="none").sum((1, 2)) / known
+        parts = matrices.diagonal(dim1=1, dim2=2), matrices.sum(2), matrices.sum(1)
+        masks = [zlib.compress(mask.tobytes(), 1) for mask in predicted.byte().cpu().numpy()]
+        return {"pixels": torch.stack(parts, 1), "losses": losses, "masks": masks}
+
+    def evaluation(self, arrays: Arrays, source: MaskedImages, classes: Sequence[str]) -> dict[str, Any]:
+        """Compute the IoU of each class, and find the images whose mean IoU is lowest."""
+        right, true, predicted = arrays["pixels"].sum(0)
+        of_classes = _iou(right, true, predicted)
+        rows = [
+            {"class": name, "pixels": int(true[place]), "iou": None if np.isnan(iou) else float(iou)}
+            for place, (name, iou) in enumerate(zip(classes, of_classes, strict=True))
+        ]
+        of_images = _iou(*arrays["pixels"].transpose(1, 0, 2))
+        means = np.nanmean(of_images, 1)
+
+        def words(place: int) -> tuple[str, str]:
+            there = np.argsort(-arrays["pixels"][place, 1], kind="stable")[:_NAMED]
+            names = [classes[index] for index in there if arrays["pixels"][place, 1, index]]
+            return ", ".join(names), f"IoU {means[place]:.3f}"
+
+        return {"metrics": {}, "classes": rows, "worst": worst_of(arrays, -means, source.inputs.path, words)}
+
+    def picture(self, source: MaskedImages, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+        """Return the image, its mask and the predicted one side by side."""
+        pixels, truth = (each.permute(1, 2, 0).numpy() for each in self.pipeline.sample(source, id, 0)[:2])
+        (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
+        found = np.frombuffer(zlib.decompress(arrays["masks"][place]), np.uint8).reshape(truth.shape)
+        height, width = source.mask(id).shape
+        masks = [colour_of(mask[..., 0]) * (truth != IGNORED) for mask in (truth, found)]
+        return np.concatenate([each[:height, :width] for each in (pixels, *masks)], 1).astype(np.uint8)
+
+
+def colour_of(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the colours (..., 3) of classes, as Pascal VOC has them: neighbouring numbers differ much."""
+    bits = np.unpackbits(mask[..., None], axis=-1, bitorder="little")  # of the class, the lowest first
+    places = np.array([7, 7, 7, 6, 6, 6, 5, 5])
+    colours = [sum(bits[..., bit].astype(np.int64) << places[bit] for bit in (each, each + 3, each + 6) if bit < 8)
+               for each in range(3)]  # fmt: skip
+    return np.stack(colours, -1).astype(np.uint8)
+
+
+def _iou(right: NDArray[np.int64], true: NDArray[np.int64], predicted: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the IoU of classes (..., classes); NaN for those that do not occur."""
+    union = true + predicted - right
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = np.where(union > 0, right / np.maximum(union, 1), np.nan)
+    return found

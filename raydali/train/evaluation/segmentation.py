@@ -1,0 +1,104 @@
+"""Semantic segmentation: its loss, and its evaluation by one confusion matrix."""
+
+import io
+from collections.abc import Mapping, Sequence
+from posixpath import splitext
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.data.sources.masked_images import IGNORED, MaskedImages
+from raydali.errors import DataError
+from raydali.train.evaluation.validation import ValidationPass, evaluating, require_read
+from raydali.train.worker import Worker
+
+MASKS_COUNTED = 1000
+"""Limit of the masks whose pixels are counted for the weights of classes."""
+
+
+def cross_entropy(
+    scores: Sequence[torch.Tensor], masks: torch.Tensor, weights: torch.Tensor | None, auxiliary: float
+) -> torch.Tensor:
+    """Return the mean cross-entropy over the pixels that count, and of the auxiliary head as a share.
+
+    Args:
+        scores: (N, classes, H, W) each, the main ones first.
+        masks: (N, 1, H, W); IGNORED where pixels do not count.
+        weights: of the classes, (classes,); None: all 1.
+        auxiliary: the weight of the further scores.
+    """
+    truth = masks.squeeze(1).long()
+    losses = [F.cross_entropy(each.float(), truth, weights, ignore_index=IGNORED) for each in scores]
+    return losses[0] + auxiliary * sum(losses[1:], losses[0].new_zeros(()))
+
+
+@torch.inference_mode()
+def evaluate(network: nn.Module, val: ValidationPass, classes: int) -> dict[str, float]:
+    """Return "images", "iou", the mean over classes that occur, "accuracy" of pixels and "loss", a mean over pixels.
+
+    The confusion matrix is a sum of whole numbers over ranks, so that it does not depend on their number.
+
+    Args:
+        network: maps "images" (N, 3, H, W) to scores (N, classes, H, W).
+        val: its batches also have "masks" (N, 1, H, W).
+        classes: their number.
+    """
+    counts = torch.zeros(1 + classes**2, dtype=torch.int64, device=val.worker.device)
+    loss = torch.zeros((), dtype=torch.float64, device=val.worker.device)
+    with evaluating(network):
+        for batch in val.batches:
+            with val.precision.autocast():
+                scores = network(batch["images"])
+            truth = batch["masks"].squeeze(1).long()
+            loss += F.cross_entropy(scores.float(), truth, ignore_index=IGNORED, reduction="sum")
+            counts[0] += len(truth)
+            counts[1:] += confusion(scores.argmax(1), truth, classes)
+    images, *of_pairs = val.worker.sum(counts).tolist()
+    require_read(images, val.batches)
+    matrix = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
+    return {"images": images, **figures(matrix), "loss": (val.worker.sum(loss) / matrix.sum()).item()}
+
+
+def confusion(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return the number of pixels by true and predicted class, int64 (classes**2,)."""
+    known = truth != IGNORED
+    return torch.bincount(truth[known] * classes + predicted[known], minlength=classes**2)
+
+
+def figures(matrix: torch.Tensor) -> Mapping[str, float]:
+    """Return "iou" and "accuracy" of a confusion matrix (classes, classes), whose rows are the true classes."""
+    right, union = matrix.diag(), matrix.sum(0) + matrix.sum(1) - matrix.diag()
+    return {"iou": (right / union)[union > 0].mean().item(), "accuracy": (right.sum() / matrix.sum()).item()}
+
+
+def balanced_weights(source: MaskedImages, worker: Worker) -> torch.Tensor:
+    """Return the weights of classes in inverse proportion to their pixels, float32 (classes,); 0 for those without any.
+
+    The pixels are counted in at most MASKS_COUNTED masks, evenly spaced, which the ranks share out. The mean weight of
+    a pixel is 1.
+    """
+    classes, step = len(source.classes), max(1, len(source) // MASKS_COUNTED)
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for id in range(worker.rank * step, len(source), worker.world_size * step):
+        try:
+            mask = torch.from_numpy(source.mask(id)).long().flatten()
+        except (DataError, OSError):  # the loader finds and reports it
+            continue
+        counts += torch.bincount(mask[mask != IGNORED], minlength=classes)
+    pixels = worker.sum(counts).double()
+    there = (pixels > 0).sum().clamp(min=1)
+    weights = pixels.sum() / (there * pixels)
+    return weights.where(pixels > 0, 0.0).float().to(worker.device)
+
+
+def mask_files(scores: torch.Tensor, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return the classes of scores (N, classes, H, W) as PNG files, at the paths of their images but for the ending."""
+    from PIL import Image
+
+    files = {}
+    for path, mask in zip(paths, scores.argmax(1).byte().cpu().numpy(), strict=True):
+        content = io.BytesIO()
+        Image.fromarray(mask).save(content, "PNG")
+        files[f"{splitext(path)[0]}.png"] = content.getvalue()
+    return files

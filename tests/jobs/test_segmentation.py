@@ -1,0 +1,112 @@
+"""The segmentation job on plain gloo processes: the same on any ranks and across a cut, and it learns the shapes."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs import segmentation
+from jobs.segmentation import JOB, SHAPES, Config, open_data, train
+from raydali.data.sources.builtin.shapes import masked_shapes_folder
+from raydali.errors import UsageError
+from raydali.launch.driver.command import parse
+from tests.inference.test_kinds import evaluated, predicted
+from tests.support.job_ranks import train_rank, train_rank_in_double
+from tests.support.messages import mentioning
+from tests.support.ranks import Stopped, folder_of, run_ranks
+from tests.support.traces import assert_whole
+from tests.support.trained_runs import made_run
+
+# Six micro-batches a global batch: 1, 2 and 3 workers share them evenly.
+CONFIG = replace(
+    SHAPES,
+    crop_size=32,
+    base_size=40,
+    epochs=1,
+    batch_size=8,
+    global_batch_size=48,
+    optimizer="sgd",
+    learning_rate=0.05,
+    jitter=0.2,
+    class_weights="balanced",
+    ceiling=False,
+    trace_samples=True,
+)
+in_double = partial(train_rank_in_double, train)
+
+
+def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path) -> None:
+    data, folders = open_data(CONFIG), {name: folder_of(tmp_path, name) for name in ("one", "two", "three")}
+    weights = run_ranks(1, in_double, CONFIG, data, folders["one"])[0]
+    run_ranks(2, in_double, CONFIG, data, folders["two"])
+    with pytest.raises(Stopped):
+        run_ranks(2, in_double, replace(CONFIG, checkpoint_every=2), data, folders["three"], 3)
+    others = run_ranks(3, in_double, CONFIG, data, folders["three"])[0]
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(others[name], tensor, rtol=1e-6, atol=1e-8, err_msg=name)
+    rows = {name: folder.rows("epochs.jsonl") for name, folder in folders.items()}
+    for name, folder in folders.items():
+        assert_whole(folder, CONFIG.stream(300))
+        (row,), (first,) = rows[name], rows["one"]
+        assert row["validation"]["images"] == 60
+        for figure in ("iou", "accuracy", "loss"):
+            assert row["validation"][figure] == pytest.approx(first["validation"][figure], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_demo_finds_the_shapes(tmp_path: Path) -> None:
+    """Most pixels are right after half of its epochs; which shape it is takes longer."""
+    folder = folder_of(tmp_path)
+    config = replace(SHAPES, epochs=8, global_batch_size=8, ceiling=False)
+    run_ranks(1, partial(train_rank, train), config, open_data(config), folder)
+    last = folder.rows("epochs.jsonl")[-1]["validation"]
+    assert last["accuracy"] > 0.88 and last["iou"] > 0.27
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return made_run(tmp_path_factory.mktemp("runs"), segmentation, SHAPES, ["0", "1", "2", "3"])
+
+
+def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any) -> None:
+    found = evaluated(run, [1, 2, 3], batch_size=4)
+    assert found["samples"] == 60 and {*found["metrics"]} == {"images", "iou", "accuracy", "loss"}
+    rows = found["classes"]
+    assert [row["class"] for row in rows] == ["0", "1", "2", "3"]
+    known = [row["iou"] for row in rows if row["iou"] is not None]
+    assert np.mean(known) == pytest.approx(found["metrics"]["iou"], abs=1e-6)
+    data = open_data(SHAPES)
+    pixels = np.sum([np.bincount(data.val.mask(id).ravel(), minlength=4) for id in range(60)], 0)
+    assert [row["pixels"] for row in rows] == pixels.tolist()
+    worst = [float(each["predicted"].split()[1]) for each in found["worst"]]
+    assert len(worst) == 60 and worst == sorted(worst)
+
+
+def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    images = Path(masked_shapes_folder()) / "val/images"
+    output = predicted(run, images, tmp_path / "masks")
+    made = sorted(output.glob("*.png"))
+    assert len(made) == 60
+    for path in made[:5]:
+        with Image.open(path) as mask, Image.open(images / f"{path.stem}.jpg") as image:
+            assert mask.size == image.size and mask.mode == "L" and set(np.unique(np.asarray(mask))) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--classes 3", "--classes 3 --data"),
+        ("--data x.csv --val-data y.csv --model deeplab", "--model deeplab deeplabv3_resnet50"),
+        ("--data . --crop-size 0", "canvas at least 1"),
+        ("--data . --scales 2 1", "scales low high"),
+        ("--data . --ignore-index 70000", "--ignore-index at most 65535"),
+    ],
+)
+def test_bad_usage_is_refused(arguments: str, message: str) -> None:
+    with pytest.raises(UsageError, match=mentioning(message)):
+        JOB.check(parse(Config, arguments.split(), "segmentation.py"))
