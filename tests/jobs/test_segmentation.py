@@ -38,6 +38,7 @@ CONFIG = replace(
 in_double = partial(train_rank_in_double, train)
 
 
+@pytest.mark.slow
 def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path) -> None:
     data, folders = open_data(CONFIG), {name: folder_of(tmp_path, name) for name in ("one", "two", "three")}
     weights = run_ranks(1, in_double, CONFIG, data, folders["one"])[0]
@@ -71,8 +72,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made_run(tmp_path_factory.mktemp("runs"), segmentation, SHAPES, ["0", "1", "2", "3"])
 
 
-def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any) -> None:
-    found = evaluated(run, [1, 2, 3], batch_size=4)
+@pytest.mark.parametrize("workers", [[2], pytest.param([1, 2, 3], marks=pytest.mark.slow)], ids=str)
+def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any, workers: list[int]) -> None:
+    found = evaluated(run, workers, batch_size=4)
     assert found["samples"] == 60 and {*found["metrics"]} == {"images", "iou", "accuracy", "loss"}
     rows = found["classes"]
     assert [row["class"] for row in rows] == ["0", "1", "2", "3"]

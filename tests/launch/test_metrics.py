@@ -12,7 +12,7 @@ import pytest
 import torch
 from ray.util.metrics import Gauge
 
-from raydali.launch.driver.recorder import QUARANTINED, RESTARTS, RunMetrics
+from raydali.launch.driver.recorder import HELD, LEDGER_GAUGES, QUARANTINED, RESTARTS, RunMetrics
 from raydali.launch.worker import rank_metrics
 from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics
 from raydali.measure.records import Figures
@@ -151,7 +151,8 @@ def test_names_are_as_prometheus_wants_them(made: dict[str, Double]) -> None:
 def test_the_documentation_names_them_all() -> None:
     text = (Path(__file__).parents[2] / "docs/monitoring.md").read_text()
     counters = {f"ray_{name}_total" for name in (IMAGES, QUARANTINED, RESTARTS)}
-    shown = counters | {f"ray_{name}" for name in GAUGES}
+    of_ledger = [HELD, *(name for name, _ in LEDGER_GAUGES.values())]
+    shown = counters | {f"ray_{name}" for name in [*GAUGES, *of_ledger]}
     assert set(re.findall(r"^\| `(ray_\w+)` \|", text, re.MULTILINE)) == shown
 
 

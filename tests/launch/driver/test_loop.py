@@ -116,6 +116,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(restart_policy, "PAUSES", (0.0,))
     monkeypatch.setattr(loop, "ray", MagicMock())
+    # Without a Ray to ask, they would start one.
+    monkeypatch.setattr("raydali.launch.trainer.has_places", lambda: True)
+    monkeypatch.setattr("raydali.launch.driver.ray_cluster.ConnectedRay.is_leaving", lambda _: False)
     monkeypatch.setattr(recorder, "RunMetrics", MagicMock())
     monkeypatch.setattr("raydali.launch.driver.worker_group.describe_deaths", lambda killed, places, error, hung: error)
 
