@@ -206,8 +206,10 @@ class Ledger:
         held = wall = 0.0
         for group in self.groups:
             kind, lasted = kinds[group.group], (group.released or now) - group.placed
-            start = lasted if group.begun is None else group.begun - group.placed + group.measured
-            for phase, seconds in ({"failed": lasted} if group.begun is None else group.phases).items():
+            # A driver that died may not have written that its group had begun.
+            failed = max(0.0, lasted - recorded[group.group] / group.workers)
+            start = failed if group.begun is None else group.begun - group.placed + group.measured
+            for phase, seconds in ({"failed": failed} if group.begun is None else group.phases).items():
                 stages[kind][phase] += seconds * group.workers
             stages[kind]["ceiling"] += group.measured * group.workers
             parts[kind] += start * group.workers

@@ -116,6 +116,15 @@ def test_a_failure_a_resize_and_a_dead_driver() -> None:
     assert found["cost_usd"] is None and found["kwh"] is None
 
 
+def test_a_start_that_a_dead_driver_did_not_write() -> None:
+    group = held(released=150.0)
+    ledger = ledger_of(group)
+    ledger.add_epoch(epoch(50, *both(group.group)))
+    found = ledger.summary(200.0)
+    assert found["worker_seconds"]["held"] == 100.0 and total(found) == pytest.approx(100.0, abs=0.02)
+    assert found["worker_seconds"]["starting"] == pytest.approx(2 * (50 - 11), abs=0.02)
+
+
 def test_a_later_ceiling_holds_for_an_epoch_without_one() -> None:
     group = held(begun=100.0, released=123.0, saved=True)
     ledger = ledger_of(group)

@@ -89,6 +89,7 @@ class RunLedger:
             self._ledger.take_back(message.step)
         if isinstance(message, Started):
             self._held.start(at, message.phases)
+            self.write()
         if isinstance(message, CeilingMeasured):
             self._held.measured += message.rehearsal_seconds
         if isinstance(message, Rehearsed) and message.ceiling_images_per_second:
