@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 
 class Measured:
-    """What a short run has measured, in seconds.
+    """The measurements of a short run, in seconds.
 
     Args:
         records: its rows of `epochs.jsonl`.

@@ -38,7 +38,7 @@ LUMA = 0.299, 0.587, 0.114
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Pipeline[MaskedImages], DecoderSettings):
-    """What training and validation share.
+    """The settings that training and validation images share.
 
     Args:
         canvas: height and width of the outputs, in pixels.

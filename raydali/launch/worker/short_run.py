@@ -34,7 +34,7 @@ class ShortRun:
 
     @property
     def is_due(self) -> bool:
-        """Whether an epoch is to be closed by now."""
+        """Return whether an epoch is to be closed by now."""
         return bool(self._due) and time.monotonic() >= self._due[0]
 
     def close_next(self) -> None:
@@ -42,9 +42,8 @@ class ShortRun:
         self.closes = True
         del self._due[0]
 
-    @property
-    def ends(self) -> bool:
-        """Whether the step that has closed its epoch was the last one."""
+    def ends_after_step(self) -> bool:
+        """Note that a step is complete; return whether it has closed the last epoch."""
         closed, self.closes = self.closes, False
         return closed and not self._due
 

@@ -248,7 +248,7 @@ class TrainingRun:
                 profiler.after(index)
             if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
-            if self._short.ends:
+            if self._short.ends_after_step():
                 session.steps_left = 0
                 break
             if notice := self._notice_of_any_rank():

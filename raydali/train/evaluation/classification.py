@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
+from raydali.data.sources.masked_images import IGNORED
+from raydali.train.evaluation.segmentation import confusion, figures
 from raydali.train.evaluation.validation import ValidationPass, evaluating, gather_arrays, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
@@ -104,12 +106,9 @@ def evaluate_masks(model: nn.Module, val: ValidationPass, classes: int) -> dict[
             with val.precision.autocast():
                 predicted = model(batch["images"]).argmax(1)
             masks = batch["masks"].squeeze(1).long()
-            known = masks < classes
-            pixels = torch.bincount(masks[known] * classes + predicted[known], minlength=classes**2)
+            pixels = confusion(predicted, masks.where(masks < classes, IGNORED), classes)
             counts += torch.cat([pixels.new_tensor([len(masks)]), pixels]).cpu()
     images, *of_pairs = val.worker.sum(counts).tolist()
     require_read(images, val.batches)
-    confusion = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
-    right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
-    iou = (right / union)[union > 0].mean().item()
-    return {"images": images, "iou": iou, "accuracy": (right.sum() / confusion.sum()).item()}
+    matrix = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
+    return {"images": images, **figures(matrix)}
