@@ -22,7 +22,7 @@ from raydali.output import parse_options
 from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
 
-HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow"}
+HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow", "numpy"}
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
     "": (

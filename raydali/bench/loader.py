@@ -23,8 +23,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from raydali.bench import common, synthetic
 from raydali.bench.loader_rates import (
     PIXELS,
@@ -37,14 +35,13 @@ from raydali.bench.loader_rates import (
     measure_loaders,
     row_name,
 )
-from raydali.data.augment.augmentation import Augmentation
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.tasks.classification import TrainImages
 from raydali.output import devices
 
 if TYPE_CHECKING:
     from raydali.data.loading.loader import Loader, LoaderOptions
     from raydali.data.loading.make import LoaderName
+    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.tasks.classification import TrainImages
     from raydali.data.tasks.pipeline import Pipeline
 
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
@@ -76,6 +73,10 @@ def main(options: LoaderBench) -> dict[str, Any]:
         UsageError: an option is invalid; before anything is measured.
         CommandError: a loader could not be measured; after the other results were shown and written.
     """
+    import numpy as np
+
+    from raydali.data.sources.labeled import LabeledFiles
+
     common.check(options, loaders=CHOICE, pixels=PIXELS)
     counts = common.gpu_counts(options.gpus)
     given = LabeledFiles.scan(options.data) if options.data is not None else None
@@ -124,13 +125,16 @@ class ImageTask(Task):
         name: Any = "dali" if self.loader == "raydali" else self.loader
         return our_batches(self, name, self.crops())
 
-    def crops(self) -> TrainImages:
+    def crops(self) -> "TrainImages":
         """Return raydali's pipeline of random crops."""
+        from raydali.data.augment.augmentation import Augmentation
+        from raydali.data.tasks.classification import TrainImages
+
         augmentation = Augmentation(self.augment, self.erase or 0)
         return TrainImages(seed=0, image_size=self.image_size, augmentation=augmentation)
 
 
-def our_loader(task: Task, name: "LoaderName", source: LabeledFiles, pipeline: "Pipeline[Any]") -> "Loader":
+def our_loader(task: Task, name: "LoaderName", source: "LabeledFiles", pipeline: "Pipeline[Any]") -> "Loader":
     """Make raydali's loader of that name for a task."""
     from raydali.data.loading.make import make_loader
 
@@ -141,6 +145,8 @@ def our_loader(task: Task, name: "LoaderName", source: LabeledFiles, pipeline: "
 def our_batches(task: Task, name: "LoaderName", pipeline: "Pipeline[Any]") -> Batches:
     """Generate the batches of raydali's loader of that name, in the task's format."""
     import torch
+
+    from raydali.data.sources.labeled import LabeledFiles
 
     if task.gpu:
         torch.cuda.set_device(task.device)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.common import BenchOptions, Row, cell, names, ratio, spread
 from raydali.bench.processes import CONTEXT, MeasurementError, run_ranks
-from raydali.data.stream.stream import Stream
 from raydali.host import hardware
 from raydali.output import devices
 from raydali.text import duration, number, plural
 
 if TYPE_CHECKING:
     from raydali.data.loading.loader import Batch
+    from raydali.data.stream.stream import Stream
 
 Batches = Generator[Any, None, None]
 Pixels = Literal["uint8", "float16", "float32"]
@@ -106,8 +106,10 @@ class Task(ABC):
         if self.gpu and self.loader == "raydali":
             hardware.set_max_connections()
 
-    def endless(self, samples: int) -> Stream:
+    def endless(self, samples: int) -> "Stream":
         """Return EPOCHS epochs of samples, one batch per process and step."""
+        from raydali.data.stream.stream import Stream
+
         together = self.batch_size * self.world_size
         return Stream(samples=samples, epochs=EPOCHS, batch_size=self.batch_size, global_batch_size=together, seed=0)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from raydali.bench import common, synthetic
 from raydali.bench.common import BenchOptions, Row, cell, spread
 from raydali.bench.processes import MeasurementError
-from raydali.data.augment.augmentation import Augmentation
 from raydali.errors import UsageError
 from raydali.output import devices
 from raydali.text import error_line, number
@@ -81,6 +80,8 @@ def main(options: TrainBench) -> dict[str, Any]:
         UsageError: an option is invalid; before anything is measured.
         CommandError: a combination could not be measured; after the other results were shown and written.
     """
+    from raydali.data.augment.augmentation import Augmentation
+
     common.check(options, loaders=CHOICE)
     Augmentation(options.augment, options.erase or 0)
     if options.fused and not options.compile:

@@ -18,8 +18,6 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from raydali.bench import common, synthetic
 from raydali.bench.loader_rates import (
     PIXELS,
@@ -229,6 +227,7 @@ class Square(NamedTuple):
 
 
 def _pyav(task: VideoTask) -> Batches:
+    import numpy as np
     import torch
     from torch.utils.data import Dataset
 
@@ -253,6 +252,7 @@ def _pyav(task: VideoTask) -> Batches:
 
 def random_square(clips: "VideoClips", id: int) -> Square:
     """Draw a square as `TrainClips` does, from torch's random numbers, at even positions as colors are coded."""
+    import numpy as np
     import torch
 
     (shape,) = clips.upright_shapes[clips.places(np.array([id]))[0]]
@@ -267,6 +267,7 @@ def read_by_pyav(clips: "VideoClips", id: int, square: Square, size: int) -> Any
     FFmpeg's filters crop before they resize and convert.
     """
     import av
+    import numpy as np
 
     (video,), (first,) = (part.tolist() for part in clips.places(np.array([id])))
     wanted = np.minimum(first + clips.stride * np.arange(clips.sequence_length), clips.table.frames[video] - 1).tolist()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import tyro
 
 from raydali.errors import CommandError, UsageError
@@ -134,6 +133,8 @@ def main(options: Export) -> None:
 
 def _some(source: Any, images: int) -> Any:  # noqa: ANN401 (an index of any kind)
     """Return a source with so many samples, evenly from all."""
+    import numpy as np
+
     if len(source) <= images:
         return source
     kept = np.linspace(0, len(source) - 1, images).round().astype(np.int64)
