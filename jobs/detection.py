@@ -25,9 +25,8 @@ from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
-from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions
-from raydali.launch.shared_options import require_data
+from raydali.launch.shared_options import FineTuningOptions, require_data
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OptimizerOptions, ImageOptions):
+class Config(FineTuningOptions, ImageOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --image-size"
@@ -63,8 +62,7 @@ class Config(OptimizerOptions, ImageOptions):
     batch_size: int = 8
     """Images per micro-batch, which a device processes at once."""
     model: str = "fcos_resnet50_fpn"
-    """Name of a torchvision detector, such as fasterrcnn_resnet50_fpn, or `tiny`, a small network. Weights are
-    initialised at random."""
+    """Name of a torchvision detector, such as fasterrcnn_resnet50_fpn, or `tiny`, a small network."""
     image_size: int = 640
     """Height and width of the squares that images are fitted into, in pixels."""
     crop_probability: float = 0.5
@@ -175,8 +173,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     if config.data is None:  # each node draws its own copy
         data = data.relocate(shapes_folder())
     run = TrainingRun(config, session, samples=len(data.train))
-    model = build_model(config, len(data.train.classes))
-    model = run.synchronized(model.to(run.worker.device).to(memory_format=torch.channels_last))
+    model = run.prepared(build_model(config, len(data.train.classes)))
+    model = run.synchronized(model.to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), len(data.train.classes))
     optimizer = build_optimizer(model=model, learning_rate=peak, **settings)

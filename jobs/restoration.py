@@ -27,6 +27,7 @@ from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
 from raydali.launch.optimizer_options import ScheduleOptions
 from raydali.launch.options import ImageOptions, require
+from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.text import plural
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ SSIM_WINDOW = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ScheduleOptions, ImageOptions):
+class Config(StartingWeightsOptions, ScheduleOptions, ImageOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
 
     smaller_data = "pairs cut up into images nearer to --crop-size"
@@ -169,7 +170,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         data = data.relocate(blurred_folder(), val="test")
     run = TrainingRun(config, session, samples=len(data.train))
     device = run.worker.device
-    model = build_model(config).to(device).to(memory_format=torch.channels_last)
+    model = run.prepared(build_model(config)).to(memory_format=torch.channels_last)
     peak = config.learning_rate or 5e-4
     optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
@@ -214,7 +215,7 @@ JOB = Job(
     task="restoration",
     predictions=predictions,
     check=check,
-    unchangeable=lambda _: ("channels", "blocks"),
+    unchangeable=lambda _: ("channels", "blocks", "freeze"),
     describe=lambda _, data: f"{plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}",
     demo=BLURRED,
     about_demo="this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test",

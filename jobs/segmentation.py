@@ -22,9 +22,8 @@ from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
-from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import ImageOptions, require
-from raydali.launch.shared_options import require_data
+from raydali.launch.shared_options import FineTuningOptions, require_data
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OptimizerOptions, ImageOptions):
+class Config(FineTuningOptions, ImageOptions):
     """Train a segmentation network with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --base-size"
@@ -64,7 +63,7 @@ class Config(OptimizerOptions, ImageOptions):
     """Value of pixels in masks that count for nothing."""
     model: str = "deeplabv3_resnet50"
     """Name of a torchvision segmentation model, such as fcn_resnet50 or lraspp_mobilenet_v3_large; `tiny`, a small
-    network; or `package.module:factory`. Weights are initialised at random."""
+    network; or `package.module:factory`."""
     crop_size: int = 480
     """Training: height and width of the random crops, in pixels."""
     base_size: int = 520
@@ -204,7 +203,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
         data = data.relocate(masked_shapes_folder())
     run = TrainingRun(config, session, samples=len(data.train))
     device, classes = run.worker.device, len(data.train.classes)
-    model = run.synchronized(build_model(config, classes).to(device).to(memory_format=torch.channels_last))
+    model = run.synchronized(run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(lambda count: build_model(config, count), classes)
     optimizer = build_optimizer(model=model, learning_rate=peak, **settings)

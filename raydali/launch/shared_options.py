@@ -23,37 +23,27 @@ SHARE = Bounds(least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsOptions(OptimizerOptions):
-    """Trained weights to start from, how fast each layer changes, and the normalisation of the model's images."""
+class StartingWeightsOptions(TrainingOptions):
+    """Trained weights to start from, and which of them stay as they are."""
 
-    model: str
     weights: str | None = None
     """Trained weights to start from: `default`, those that are published with the model; a file (.pt, .pth,
     .safetensors); or the folder of a run. Default: random weights."""
     freeze: str | None = None
     """Regular expression: parameters whose names it matches from their beginning are not trained. `(?!fc)` matches all
     but those of a layer fc."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningOptions(StartingWeightsOptions, OptimizerOptions):
+    """Trained weights to start from, and how fast each layer changes."""
+
     layer_decay: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Factor of the learning rate from each layer to the one before it; 1: all layers have the same rate."""
     head_lr_scale: Annotated[float, Bounds(above=0)] = 1.0
-    """Factor of the learning rate of the head, the layer whose size depends on the number of classes."""
-    mean: tuple[float, float, float] | None = None
-    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
-    Kinetics')."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
-    Kinetics')."""
+    """Factor of the learning rate of the head, the layers whose size depends on the number of classes."""
 
     changes_groups = (*OptimizerOptions.changes_groups, "freeze", "layer_decay", "head_lr_scale")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.std is not None and min(self.std) <= 0:
-            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and max(values) > 1:
-                of_one = " ".join(f"{value / 255:.3f}" for value in values)
-                raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
 
     def optimizer_settings(self, build: "Callable[[int], nn.Module]", classes: int) -> dict[str, Any]:
         """Return the arguments of `build_optimizer` besides the model and the learning rate; see OptimizerOptions."""
@@ -66,6 +56,28 @@ class WeightsOptions(OptimizerOptions):
         model, head = on_meta(partial(build, classes)), head_names(build, classes)
         scales = learning_rate_scales(model, head, layer_decay=self.layer_decay, head_lr_scale=self.head_lr_scale)
         return settings | {"scales": scales}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions(FineTuningOptions):
+    """Fine-tuning, and the normalisation of the model's images."""
+
+    model: str
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
+    Kinetics')."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.std is not None and min(self.std) <= 0:
+            raise UsageError(f"--std must be above 0 for each channel, not {self.std}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and max(values) > 1:
+                of_one = " ".join(f"{value / 255:.3f}" for value in values)
+                raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
 
 
 NormalizationOptions = WeightsOptions

@@ -1,5 +1,6 @@
 """Fine-tuning from trained weights: the same on any number of workers, a resume without the weights, frozen layers."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from jobs import detection, restoration, segmentation
 from jobs.imagenet import Data, build_model, train
+from raydali.data.sources.source import classes_of
 from raydali.train.weights.matching import MatchedWeights, match
 from raydali.train.weights.reading import read_weights
 from tests.support.digits import SHORT, few_digits
-from tests.support.job_ranks import train_rank_in_double
+from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.ranks import Stopped, folder_of, run_ranks
 
 CLASSES = tuple(map(str, range(10)))
@@ -67,3 +70,36 @@ def test_it_does_not_depend_on_workers_or_cuts(tmp_path: Path, digits: Data, wei
     assert {"0.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"} < frozen
     for name, value in weights.state.items():
         assert np.array_equal(alone[name], value.numpy()) is (name in frozen), name
+
+
+@pytest.mark.parametrize(
+    ("job", "demo", "pattern"),
+    [
+        pytest.param(
+            detection,
+            replace(detection.SHAPES, image_size=64, head_lr_scale=3.0),
+            "backbone",
+            marks=pytest.mark.slow,
+        ),
+        (
+            restoration,
+            replace(restoration.BLURRED, channels=8, blocks=1, crop_size=16, test_size=(16, 16)),
+            r"layers\.1\.",
+        ),
+        (segmentation, replace(segmentation.SHAPES, crop_size=32, base_size=40, layer_decay=0.8), r"levels\.[01]"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_other_jobs_start_from_weights_and_freeze(job: Any, demo: Any, pattern: str, tmp_path: Path) -> None:
+    config = replace(demo, epochs=1, batch_size=4, global_batch_size=4, ceiling=False, freeze=pattern)
+    data = job.open_data(config)
+    data = Data(*(source.drop(range(8, len(source))) for source in (data.train, data.val)))
+    classes = classes_of(data.train)
+    torch.manual_seed(7)
+    build = partial(job.build_model, config)
+    torch.save(build(len(classes) + 2).state_dict(), tmp_path / "weights.pt")
+    weights = match(read_weights(str(tmp_path / "weights.pt"), ""), build, len(classes), classes)
+    assert bool(weights.new_head) is (job is not restoration) and not set(weights.missing) - set(weights.new_head)
+    trained = run_ranks(1, partial(train_rank, job.train), config, data, folder_of(tmp_path), None, weights)[0]
+    same = {name for name, value in weights.state.items() if np.array_equal(trained[name], value.numpy())}
+    assert same == {name for name in weights.state if re.match(pattern, name)}

@@ -12,7 +12,7 @@ from raydali.launch.driver.cluster import call_on_nodes
 from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.options import LaunchOptions
-from raydali.launch.shared_options import WeightsOptions
+from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.run.find import newest_step, place_of
 from raydali.run.folder import RunFolder
 from raydali.text import error_line, plural, summarize
@@ -41,7 +41,7 @@ def read_starting_weights(
     Raises:
         UsageError: they cannot be read.
     """
-    if not isinstance(options, WeightsOptions) or options.weights is None:
+    if not isinstance(options, StartingWeightsOptions) or options.weights is None:
         return None, None
     resumes = earlier is not None and newest_step(folder) is not None
     if earlier is not None and resumes and earlier.settings.get("weights") == options.weights:
@@ -50,7 +50,7 @@ def read_starting_weights(
 
     run = place_of(options.weights)
     given = run if Path(run).is_dir() else options.weights
-    weights = read_weights(given, options.model, validation_size(vars(options)))
+    weights = read_weights(given, getattr(options, "model", ""), validation_size(vars(options)))
     return weights.sha256, None if resumes else weights
 
 

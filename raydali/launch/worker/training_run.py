@@ -38,7 +38,7 @@ from raydali.extras import default_loader
 from raydali.host import start_clock
 from raydali.launch.channel import Interrupted
 from raydali.launch.options import TrainingOptions
-from raydali.launch.shared_options import WeightsOptions
+from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.launch.worker.bad_samples import check_samples
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_meter import RunMeter
@@ -101,7 +101,7 @@ class TrainingRun:
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)
-        if isinstance(self._run.config, WeightsOptions) and self._run.config.freeze is not None:
+        if isinstance(self._run.config, StartingWeightsOptions) and self._run.config.freeze is not None:
             freeze(model, self._run.config.freeze)
         return model.to(self.worker.device)
 

@@ -126,12 +126,14 @@ def head_names(build: Callable[[int], nn.Module], classes: int) -> frozenset[str
         build: makes the model for a number of classes.
         classes: the number of classes.
     """
-    shapes, others = (_shapes(on_meta(partial(build, number))) for number in (classes, classes + 1))
+    shapes, others = (tensor_shapes(build, number) for number in (classes, classes + 1))
     return frozenset(name for name, shape in shapes.items() if others.get(name) != shape)
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+def tensor_shapes(build: Callable[[int], nn.Module], classes: int) -> dict[str, torch.Size]:
+    """Return the shapes in the state dict of a model of so many classes."""
+    state = on_meta(partial(build, classes)).state_dict()
+    return {name: tensor.shape for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
 def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
-from raydali.train.models.classification import head_names, on_meta
+from raydali.train.models.classification import head_names, on_meta, tensor_shapes
 from raydali.train.weights.reading import State, Weights
 
 BODY_SHARE = 0.9
@@ -80,8 +80,9 @@ def match(
 ) -> MatchedWeights:
     """Match weights with a model by names and shapes.
 
-    First parts of names in the file, such as `module.` or `backbone.`, are left out if more names match then. The head
-    is loaded whole or not at all.
+    First parts of names in the file, such as `module.` or `backbone.`, are left out if more names match then. A file
+    may have only a part of the model, as a classifier has the backbone of a detector; the rest of the body is new then.
+    The head is loaded whole or not at all.
 
     Args:
         weights: what was read.
@@ -90,18 +91,22 @@ def match(
         class_names: the classes in order. The head of a run of other classes, or of another order, is not loaded.
 
     Raises:
-        UsageError: less than nine tenths of the elements in the model's body are in the weights, or some are NaN.
+        UsageError: less than nine tenths of the elements in the body, or in the part of it, are in the weights, or some
+            are NaN.
     """
     model = on_meta(partial(build, classes))
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     head = head_names(build, classes)
     state = _adapted(weights.state, model, own)
+    before, part = _part_of(state, own)
+    inside = {name: part + name.removeprefix(before) for name in state}
+    state = {inside[name] if inside[name] in own else name: value for name, value in state.items()}
     fitting = _fitting(state, own)
     others = weights.classes is not None and class_names is not None and weights.classes != tuple(class_names)
     new_head = head if others or not head <= fitting else frozenset[str]()
     loaded = fitting - new_head
 
-    body = {name: value.numel() for name, value in own.items() if name not in head}
+    body = {name: value.numel() for name, value in own.items() if name not in head and name.startswith(part)}
     share = sum(body[name] for name in loaded & body.keys()) / max(1, sum(body.values()))
     if share < BODY_SHARE:
         unfit = [name for name in body if name not in fitting]
@@ -121,7 +126,7 @@ def match(
         missing=tuple(sorted(name for name in missing if not name.endswith(".num_batches_tracked"))),
         new_head=tuple(sorted(new_head)),
         classes=classes,
-        earlier_classes=len(weights.classes) if weights.classes else _classes_of(state, own, new_head),
+        earlier_classes=len(weights.classes) if weights.classes else _classes_of(state, build, new_head, classes),
         state={name: state[name] for name in own if name in loaded},
     )
 
@@ -132,13 +137,38 @@ def _fitting(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor])
     return frozenset(name for name in plain if name in own and own[name].shape == state[name].shape)
 
 
+def _part_of(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> tuple[str, str]:
+    """Return what names begin with in the file and in the model, such as `features.` and `backbone.`.
+
+    Both are empty unless three quarters of the file are that part of the model.
+    """
+    by_rest: dict[tuple[str, torch.Size], list[str]] = {}
+    for name, value in state.items():
+        for before, rest in _splits(name):
+            by_rest.setdefault((rest, value.shape), []).append(before)
+    known = Counter(
+        (before, part)
+        for name, value in own.items()
+        for part, rest in _splits(name)
+        for before in by_rest.get((rest, value.shape), ())
+    )
+    both = max(known, key=lambda both: (known[both], -len("".join(both))), default=("", ""))
+    return both if known[both] > max(known["", ""], 0.75 * len(state)) else ("", "")
+
+
 def _classes_of(
-    state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], head: Collection[str]
+    state: Mapping[str, torch.Tensor], build: Callable[[int], nn.Module], head: Collection[str], classes: int
 ) -> int | None:
-    """Return how many classes the head in the file has: the size of the dimension that differs from the model's."""
-    both = ((state[name].shape, own[name].shape) for name in head if name in state)
-    sizes = {a for there, here in both if len(there) == len(here) for a, b in zip(there, here, strict=True) if a != b}
-    return sizes.pop() if len(sizes) == 1 else None
+    """Return how many classes the head in the file has, by what one class more adds to each size; None if unclear."""
+    here, longer = (tensor_shapes(build, number) for number in (classes, classes + 1))
+    sizes = {
+        classes + (there - size) / (more - size)
+        for name in head
+        if name in state and state[name].dim() == len(here[name])
+        for there, size, more in zip(state[name].shape, here[name], longer[name], strict=True)
+        if more != size
+    }
+    return int(sizes.pop()) if len(sizes) == 1 else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

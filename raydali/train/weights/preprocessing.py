@@ -61,16 +61,15 @@ def of_file(model: str, sha256: str) -> Preprocessing:
     for published in weights:
         if sha256.startswith(published_hash(published.url)):
             return of_torchvision(model, published)
-    usual = weights[0].transforms() if weights else None
-    return Preprocessing(_three(usual.mean), _three(usual.std)) if usual else Preprocessing()
+    usual: Any = weights[0].transforms() if weights else None
+    return Preprocessing(_three(usual.mean), _three(usual.std)) if hasattr(usual, "crop_size") else Preprocessing()
 
 
 def published_by_torchvision(model: str) -> list[Any]:
-    """The weights that torchvision publishes for a model of images or videos; none if it is not torchvision's."""
+    """The weights that torchvision publishes for a model; none if it is not torchvision's."""
     from torchvision import models
 
-    known = [*models.list_models(models), *models.list_models(models.video)]
-    return list(models.get_model_weights(model)) if model in known else []
+    return list(models.get_model_weights(model)) if model in models.list_models() else []
 
 
 def published_hash(url: str) -> str:
@@ -81,12 +80,16 @@ def published_hash(url: str) -> str:
 def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401 (torchvision has no types)
     """Return the images that weights of torchvision expect; for videos, only the mean and the deviation.
 
+    Detectors normalise images themselves, and those of segmentation networks are ImageNet's, as is usual: nothing.
+
     Args:
         model: name of the model. GoogLeNet and Inception v3 normalise again in a model that torchvision builds with
             weights (`transform_input`). Models here are built without, and both steps are one with 0.5.
         published: a member of the model's enumeration of weights.
     """
     given = published.transforms()
+    if not hasattr(given, "crop_size"):
+        return Preprocessing()
     mean, std = (_HALF, _HALF) if model in _NORMALIZING else (_three(given.mean), _three(given.std))
     if len(given.crop_size) == 2:  # height and width, of clips
         return Preprocessing(mean, std)

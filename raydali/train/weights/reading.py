@@ -148,7 +148,8 @@ def _torchvision_file(model: str) -> Path:
         UsageError: the model has none; the file cannot be downloaded.
     """
     if not published_by_torchvision(model):
-        raise UsageError(f"--weights default: no weights are published for --model {model}: give a FILE or a RUN")
+        whose = f"--model {model}" if model else "this job"
+        raise UsageError(f"--weights default: no weights are published for {whose}: give a FILE or a RUN")
     import torchvision
 
     url = torchvision.models.get_model_weights(model).DEFAULT.url

@@ -1,5 +1,6 @@
 """Weights matched with models: the same tensors and outputs as with torchvision's and timm's own loading."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from torch import nn
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import UsageError
 from raydali.train.models.classification import build_model
+from raydali.train.models.detection import build_detector
 from raydali.train.models.normalized import Normalized
+from raydali.train.models.segmentation import build as build_segmenter
 from raydali.train.weights.matching import MatchedWeights, match
-from raydali.train.weights.preprocessing import Preprocessing, of_torchvision
+from raydali.train.weights.preprocessing import Preprocessing, of_torchvision, published_by_torchvision
 from raydali.train.weights.reading import Weights, read_weights
 from tests.support.messages import mentioning, mentions
 
 State = dict[str, torch.Tensor]
+Build = Callable[[str, int], nn.Module]
 
 
 def randomized(model: nn.Module) -> nn.Module:
@@ -132,6 +136,46 @@ def test_torchvisions_files_give_its_outputs(name: str, size: int, options: dict
     fewer = matched(tmp_path / "weights.pth", name, 3, size)
     assert fewer.earlier_classes == 7
     assert set(weights.loaded) - set(fewer.loaded) == set(fewer.new_head) != set()
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "classes"),
+    [
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", build_detector, 90),
+        ("lraspp_mobilenet_v3_large", build_segmenter, 21),
+        ("deeplabv3_mobilenet_v3_large", build_segmenter, 21),
+    ],
+)
+def test_detectors_and_segmenters_get_heads_for_other_classes(name: str, build: Build, classes: int) -> None:
+    options = {"aux_loss": True} if name.startswith("deeplab") else {}
+    theirs = torchvision.models.get_model(name, weights=None, weights_backbone=None, **options)
+    weights = match(made(theirs.state_dict()), partial(build, name), 5)
+    assert weights.earlier_classes == classes and not set(weights.missing) - set(weights.new_head)
+    assert {*weights.state} == theirs.state_dict().keys() - {*weights.new_head}
+    assert published_by_torchvision(name)
+
+
+@pytest.mark.parametrize(
+    ("classifier", "name", "build", "part"),
+    [
+        pytest.param("resnet50", "retinanet_resnet50_fpn", build_detector, "backbone.body.", marks=pytest.mark.slow),
+        pytest.param("resnet50", "fcn_resnet50", build_segmenter, "backbone.", marks=pytest.mark.slow),
+        ("mobilenet_v3_large", "lraspp_mobilenet_v3_large", build_segmenter, "backbone."),
+    ],
+)
+def test_a_classifiers_weights_are_those_of_the_backbone(classifier: str, name: str, build: Build, part: str) -> None:
+    theirs = torchvision.models.get_model(classifier).state_dict()
+    weights = match(made(theirs), partial(build, name), 5)
+    assert {*weights.loaded} == {key for key in build(name, 5).state_dict() if key.startswith(part)}
+    assert {*weights.skipped} == {key for key in theirs if key.startswith(("fc.", "classifier."))}
+    assert weights.skipped and weights.new_head
+
+
+@pytest.mark.slow
+def test_weights_of_a_deeper_backbone_are_refused() -> None:
+    deeper = made(torchvision.models.resnet101().state_dict())
+    with pytest.raises(UsageError, match=mentioning("0% of this model")):
+        match(deeper, partial(build_segmenter, "fcn_resnet50"), 5)
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
