@@ -20,6 +20,7 @@ from raydali.data.loading.quarantine import BrokenSample, describe_error, refusa
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.masked_images import MaskedImages
 from raydali.data.sources.source import Source
 from raydali.data.tasks.decoder_choice import HEAD, JPEG, format_of, plain_shape
 from raydali.data.tasks.pillow import decoded_pixels, opened, turned
@@ -102,7 +103,7 @@ def examine_images(source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (o
         seen = ask_decoders(contents)
     for id in ids:
         path, of_id = source.path(id), [seen[place] for place in of_files.get(id, ())]
-        error = errors[id] or _misfit(source, id, of_id)
+        error = errors[id] or refusal(partial(_check, source, id, of_id))
         if error is not None:
             reason = describe_error(error)
             for prefix in (f"{path} cannot be read: ", f"{path}: "):
@@ -117,22 +118,28 @@ def examine_images(source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (o
 
 
 def _files(source: Any) -> Sequence[Any]:  # noqa: ANN401 (of each kind)
+    """Return the sources of a sample's image files; masks are no images."""
+    if isinstance(source, MaskedImages):
+        return (source.inputs,)
     return (source.inputs, source.targets) if isinstance(source, ImagePairs) else (source,)
 
 
-def _misfit(source: Any, id: int, seen: Sequence[Seen]) -> Exception | None:  # noqa: ANN401 (of each kind)
-    """Return why a sample cannot be trained on: an image is broken, or its size is not that of its pair or boxes."""
+def _check(source: Any, id: int, seen: Sequence[Seen]) -> None:  # noqa: ANN401 (of each kind)
+    """Raise why a sample cannot be trained on: a file is broken, or its size is not that of its pair, mask or boxes."""
     for files, each in zip(_files(source), seen, strict=True):
         if each.error is not None:
-            return DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
+            raise DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
     sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
     if len({*sizes}) > 1:
-        return DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
+        raise DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
     if isinstance(source, Coco):
         height, width = source.sizes[id].tolist()
         if height and width and seen[0].shape != (height, width):
-            return DataError(f"{sizes[0]} pixels, but {width}x{height} in the annotations")
-    return None
+            raise DataError(f"{sizes[0]} pixels, but {width}x{height} in the annotations")
+    if isinstance(source, MaskedImages):
+        height, width = source.mask(id).shape
+        if seen[0].shape != (height, width):
+            raise DataError(f"{sizes[0]} pixels, but its mask {width}x{height}: give both one size")
 
 
 def examine_videos(source: LabeledFiles, ids: Sequence[int]) -> Found:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raydali.data.loading.quarantine import BrokenSample
 
 SHOWN, SHOWN_WARNINGS = 50, 10
-Kind = Literal["images", "pairs", "boxes", "videos"]
+Kind = Literal["images", "pairs", "masks", "boxes", "videos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,10 @@ class Verify:
 
     data: tyro.conf.Positional[str]
     """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord or Parquet files, or a list with a
-    line path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of boxes in COCO's layout."""
+    line path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of masks as for the
+    segmentation job, or a list with a line image,mask; of boxes in COCO's layout."""
     kind: Kind = "images"
-    """Kind of samples: images or videos with labels, pairs of images, images with boxes."""
+    """Kind of samples: images or videos with labels, pairs of images, images with masks or boxes."""
     split: Literal["train", "val", "test", "all"] = "all"
     """Split to verify; val is test for pairs."""
     root: str | None = None
@@ -54,6 +55,10 @@ class Verify:
     """Column of Parquet files with the images. Default: image."""
     multi_label: bool = False
     """Each column of a list is a label of its own, 0 or 1."""
+    classes: str | None = None
+    """Of masks: as in the segmentation job."""
+    ignore_index: int = 255
+    """Of masks: as in the segmentation job."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File for broken samples, one path and reason per line, as --exclude of a job expects it."""
     workers: int | None = None
@@ -127,9 +132,11 @@ def _show_printed(printed: dict[str, str]) -> None:
 
 def _sources(options: Verify) -> list[Any]:
     from raydali.data.sources.coco_folder import one_split
+    from raydali.data.sources.file_list import is_list
     from raydali.data.sources.files import absolute
     from raydali.data.sources.formats import check_column_options, labeled_images, split_roots
     from raydali.data.sources.image_pairs import ImagePairs
+    from raydali.data.sources.masked_images import train_and_val
     from raydali.data.sources.video.clips import scan_videos
 
     data = options.data.rstrip("/") or "/"
@@ -140,6 +147,10 @@ def _sources(options: Verify) -> list[Any]:
     names = "label_column", "image_column", "multi_label"
     columns: dict[str, Any] = {name: getattr(options, name) for name in names}
     check_column_options(data, root=options.root, **columns)
+    if options.kind == "masks":
+        listed = data if is_list(data) else None
+        sources = train_and_val(data, listed, classes=options.classes, ignored=options.ignore_index, root=options.root)
+        return sources[:1] if listed else [sources[splits.index(split)] for split in wanted]
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
     found = split_roots(data, splits, files=options.kind == "images")

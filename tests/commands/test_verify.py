@@ -226,6 +226,37 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         main(Verify(data=str(data), kind="pairs", split="val"))
 
 
+def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, sound = tmp_path / "cells", Image.fromarray(np.arange(50 * 60, dtype=np.uint8).reshape(50, 60) % 3)
+    masks = [sound, sound.resize((50, 60)), sound.point(lambda value: 3), sound.convert("RGB"), sound, sound, sound]
+    masks[6] = sound.point(lambda value: 255)
+    for split in ("train", "val"):
+        for part in ("images", "masks"):
+            (data / split / part).mkdir(parents=True)
+        for i, mask in enumerate(masks if split == "train" else masks[:1]):
+            (data / split / f"images/{i}.jpg").write_bytes(jpeg((60, 50)))
+            mask.save(data / split / f"masks/{i}.png")
+    (data / "train/images/4.jpg").write_bytes(jpeg()[:-900])
+    (data / "train/masks/5.png").write_bytes(b"")
+    pair = f"{data}/train/images/{{0}}.jpg and {data}/train/masks/{{0}}.png"
+    said = _verified(data, "masks", {pair.format(i) for i in range(1, 7)}, capsys, classes="3")
+    assert "6 broken samples among 8" in said
+    for words in (
+        "60x50 50x60",
+        "2.png 3 --classes --ignore-index",
+        "3.png RGB",
+        "4.jpg",
+        "5.png empty",
+        "6.png ignored",
+    ):
+        assert mentions(said, words), words
+    assert "1 sample, none broken" in _verified(data, "masks", set(), capsys, classes="3", split="val")
+    left = _verified(data, "masks", {pair.format(i) for i in (1, 3, 4, 5, 6)}, capsys, classes="9", split="train")
+    assert "5 broken samples among 7" in left
+    (tmp_path / "list.csv").write_text("cells/train/images/0.jpg,cells/train/masks/0.png\n")
+    assert "1 sample, none broken" in _verified(tmp_path / "list.csv", "masks", set(), capsys, classes="3")
+
+
 def test_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "coco"
     names = [f"{i}.jpg" for i in range(5)]
@@ -285,7 +316,7 @@ def test_transparent_pixels_are_counted(tmp_path: Path) -> None:
     assert told in done.stdout and json.loads((tmp_path / "j").read_text())["transparent"] == 5
 
 
-@pytest.mark.parametrize("kind", ["images", "pairs", "boxes", "videos"])
+@pytest.mark.parametrize("kind", ["images", "pairs", "masks", "boxes", "videos"])
 @pytest.mark.parametrize(
     "given",
     [
