@@ -42,6 +42,8 @@ class Predict(InferenceOptions):
     folder."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
+    overlays: bool = False
+    """With each predicted mask, also write NAME.overlay.jpg: the image in the colours of its classes."""
 
 
 def main(options: Predict) -> None:
@@ -69,6 +71,12 @@ def main(options: Predict) -> None:
 
     run = open_run(found, options.checkpoint)
     kind = run.predicting
+    if options.overlays:
+        if run.job.task != "segmentation" or run.job.predictions is None:
+            raise UsageError("--overlays suits only jobs that predict masks: leave it out")
+        from raydali.inference.kinds.segmentation import Overlays
+
+        kind = Overlays(run.job, run.config, run.pipeline, run.job.predictions)
     if output.suffix.lower() not in kind.endings:
         wanted = " or ".join(ending or "a folder" for ending in kind.endings)
         raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
@@ -106,7 +114,7 @@ def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
         "weights": run.weights.sha256,
         "samples": [str(source), len(source), source.fingerprint],
         "batch size": inference.batch_size,
-        "settings": repr(inference.kind.pipeline),
+        "settings": f"{type(inference.kind).__name__} {inference.kind.pipeline!r}",
     }
 
 

@@ -12,6 +12,7 @@ from jobs import segmentation
 from jobs.segmentation import JOB, SHAPES, Config, open_data, train
 from raydali.data.sources.builtin.shapes import masked_shapes_folder
 from raydali.errors import UsageError
+from raydali.inference.kinds.segmentation import colour_of
 from raydali.launch.driver.command import parse
 from tests.inference.test_kinds import evaluated, predicted
 from tests.support.job_ranks import train_rank, train_rank_in_double
@@ -87,16 +88,23 @@ def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any, 
     assert len(worst) == 60 and worst == sorted(worst)
 
 
-def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlays", [False, True])
+def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: Path, overlays: bool) -> None:
     from PIL import Image
 
     images = Path(masked_shapes_folder()) / "val/images"
-    output = predicted(run, images, tmp_path / "masks")
+    output = predicted(run, images, tmp_path / "masks", overlays=overlays)
     made = sorted(output.glob("*.png"))
     assert len(made) == 60
     for path in made[:5]:
         with Image.open(path) as mask, Image.open(images / f"{path.stem}.jpg") as image:
             assert mask.size == image.size and mask.mode == "L" and set(np.unique(np.asarray(mask))) <= {0, 1, 2, 3}
+            classes, pixels = np.asarray(mask), np.asarray(image)
+    assert len([*output.glob("*.overlay.jpg")]) == 60 * overlays
+    if overlays:
+        with Image.open(path.with_suffix(".overlay.jpg")) as overlay:
+            mixed = np.where(classes[..., None] > 0, pixels // 2 + colour_of(classes) // 2, pixels)
+            assert np.abs(np.asarray(overlay).astype(int) - mixed).mean() < 5
 
 
 @pytest.mark.parametrize(

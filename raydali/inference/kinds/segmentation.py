@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from posixpath import splitext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from raydali.data.sources.file_list import is_list
 from raydali.data.sources.masked_images import IGNORED, MaskedImages
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.worst import worst_of
-from raydali.train.evaluation.segmentation import confusion
+from raydali.train.evaluation.segmentation import confusion, encoded
 
 _NAMED = 3
 """Classes that are named below each of the worst images."""
@@ -71,6 +72,18 @@ class Segmentation(Kind):
         height, width = source.mask(id).shape
         masks = [colour_of(mask[..., 0]) * (truth != IGNORED) for mask in (truth, found)]
         return np.concatenate([each[:height, :width] for each in (pixels, *masks)], 1).astype(np.uint8)
+
+
+class Overlays(Kind):
+    """Predicted masks, and with each its image, half of whose colours are those of its classes; class 0 has none."""
+
+    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+        found = super().outputs(raw, batch, source)
+        images = batch[self.pipeline.outputs[0]].permute(0, 2, 3, 1).cpu().numpy()
+        for (name, _), image, mask in zip([*found["files"]], images, raw.argmax(1).byte().cpu().numpy(), strict=True):
+            mixed = np.where(mask[..., None] > 0, (image // 2 + colour_of(mask) // 2), image)
+            found["files"].append((f"{splitext(name)[0]}.overlay.jpg", encoded(mixed, "JPEG")))
+        return found
 
 
 def colour_of(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -4,7 +4,9 @@ import io
 from collections.abc import Mapping, Sequence
 from posixpath import splitext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
@@ -94,11 +96,14 @@ def balanced_weights(source: MaskedImages, worker: Worker) -> torch.Tensor:
 
 def mask_files(scores: torch.Tensor, paths: Sequence[str]) -> dict[str, bytes]:
     """Return the classes of scores (N, classes, H, W) as PNG files, at the paths of their images but for the ending."""
+    masks = scores.argmax(1).byte().cpu().numpy()
+    return {f"{splitext(path)[0]}.png": encoded(mask, "PNG") for path, mask in zip(paths, masks, strict=True)}
+
+
+def encoded(pixels: NDArray[np.uint8], form: str) -> bytes:
+    """Return an image (height, width) or (height, width, 3) as a file in a format of Pillow."""
     from PIL import Image
 
-    files = {}
-    for path, mask in zip(paths, scores.argmax(1).byte().cpu().numpy(), strict=True):
-        content = io.BytesIO()
-        Image.fromarray(mask).save(content, "PNG")
-        files[f"{splitext(path)[0]}.png"] = content.getvalue()
-    return files
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, form)
+    return content.getvalue()
