@@ -122,18 +122,19 @@ Data = TrainAndVal[MaskedImages]
 
 def open_data(config: Config) -> Data:
     """Index the images and their masks, without those that are excluded."""
-    folders = {"images": config.images, "masks": config.masks}
-    if config.data is None:
-        pairs = train_and_val(masked_shapes_folder(), classes="4")
-    else:
-        pairs = train_and_val(
-            config.data,
-            config.val_data,
-            **folders,
-            classes=config.classes,
-            ignored=config.ignore_index,
-            root=config.root,
-        )
+    root, classes = config.data, config.classes
+    if root is None:
+        root = masked_shapes_folder()
+        classes = f"{root}/classes.txt"
+    pairs = train_and_val(
+        root,
+        config.val_data,
+        images=config.images,
+        masks=config.masks,
+        classes=classes,
+        ignored=config.ignore_index,
+        root=config.root,
+    )
     data = Data(*exclude(config.exclude, *pairs))
     warn_of_overlap(data.train, data.val)
     return data

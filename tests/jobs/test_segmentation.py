@@ -36,6 +36,7 @@ CONFIG = replace(
     ceiling=False,
     trace_samples=True,
 )
+NAMES = ["background", "disc", "rectangle", "triangle"]
 in_double = partial(train_rank_in_double, train)
 
 
@@ -70,7 +71,7 @@ def test_the_demo_finds_the_shapes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made_run(tmp_path_factory.mktemp("runs"), segmentation, SHAPES, ["0", "1", "2", "3"])
+    return made_run(tmp_path_factory.mktemp("runs"), segmentation, SHAPES, NAMES)
 
 
 @pytest.mark.parametrize("workers", [[2], pytest.param([1, 2, 3], marks=pytest.mark.slow)], ids=str)
@@ -78,7 +79,7 @@ def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any, 
     found = evaluated(run, workers, batch_size=4)
     assert found["samples"] == 60 and {*found["metrics"]} == {"images", "iou", "accuracy", "loss"}
     rows = found["classes"]
-    assert [row["class"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["class"] for row in rows] == NAMES
     known = [row["iou"] for row in rows if row["iou"] is not None]
     assert np.mean(known) == pytest.approx(found["metrics"]["iou"], abs=1e-6)
     data = open_data(SHAPES)

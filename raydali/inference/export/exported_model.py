@@ -2,6 +2,7 @@
 
 classification, multi-label   images (N, 3, H, W) --> resize, crop, normalise, model --> probabilities, logits
 restoration                   images (N, 3, H, W) --> model --> restored, 8-bit images of the same size
+segmentation                  images (N, 3, H, W) --> normalise, model --> scores of the classes of each pixel
 any other network             images (N, 3, H, W), resized and cropped already --> network --> its outputs
 """
 
@@ -19,13 +20,15 @@ from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.inference.kinds.classification import Classification, MultiLabel
 from raydali.inference.kinds.kind import Restoration
+from raydali.inference.kinds.segmentation import Segmentation
 from raydali.inference.trained_run import TrainedRun
 from raydali.train.evaluation.restoration import in_8_bits
 from raydali.train.models.normalized import Normalized
 
 INPUT = "images"
-Answer = Literal["class", "labels", "image", "values"]
-"""The answer for an image: its most probable class, its labels, a restored image of 8 bits, or all outputs."""
+Answer = Literal["class", "labels", "image", "scores", "values"]
+"""The answer for an image: its most probable class, its labels, a restored image of 8 bits, the scores of its pixels,
+or all outputs."""
 TIE = 2**-13
 """Levels by which ties are raised: they are rounded up, as by torch's kernel, in whatever order floats are added."""
 
@@ -130,6 +133,11 @@ def restorer(network: nn.Module) -> ImageNetwork:
     return ImageNetwork(network, ("restored",), "image", lambda images: (in_8_bits(images),))
 
 
+def segmenter(network: nn.Module) -> ImageNetwork:
+    """Return a segmentation network of images of any size, whose output is scores (N, C, H, W)."""
+    return ImageNetwork(network, ("scores",), "scores", lambda scores: (scores,))
+
+
 def plain(network: nn.Module, example: torch.Tensor) -> ImageNetwork:
     """Return a network of images as the job's validation pipeline makes them.
 
@@ -194,6 +202,9 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], 
     }
     if isinstance(run.kind, Restoration):
         return ExportedModel(restorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
+    if isinstance(run.kind, Segmentation):
+        facts |= {"output": "scores (N, C, H, W) of classes", "classes": list(classes), **_normalisation(network)}
+        return ExportedModel(segmenter(network).eval(), facts)
     if not isinstance(run.kind, Classification) or type(run.pipeline) is not ValidationImages:
         example = run.pipeline.sample(source, 0, 0)[0]
         made = plain(network, example).eval()

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
-from jobs import detection, imagenet, restoration
+from jobs import detection, imagenet, restoration, segmentation
 from raydali import extras
 from raydali.commands import export
 from raydali.commands.export import Export
@@ -194,6 +194,18 @@ def test_a_restoration_network_takes_images_of_any_size(runs: Path, here: Path) 
     with pytest.raises(CommandError, match=mentioning("torch.export --to")):
         export.main(options(deblur, "torch-export"))
     assert not (here / "deblur.pt2").exists()
+
+
+@pytest.mark.slow
+def test_a_segmentation_network_takes_images_of_any_size(runs: Path, here: Path) -> None:
+    names = ["background", "disc", "rectangle", "triangle"]
+    export.main(options(made_run(runs, segmentation, segmentation.SHAPES, names, name="shapes"), images=8))
+    proof = json.loads((here / "proof.json").read_text())["proof"]
+    assert proof["images"] == 8 and proof["different"] == 0 and proof["largest_difference"]["scores"] < proof["limit"]
+    run_file = FORMATS["onnx"].opened((here / "shapes.onnx").read_bytes())
+    for height, width in ((33, 64), (50, 51)):
+        (scores,) = run_file(np.full((1, 3, height, width), 7, np.uint8))
+        assert scores.shape == (1, 4, height, width)
 
 
 # Resizing as arithmetic

@@ -36,9 +36,9 @@ def shapes_folder() -> str:
 def masked_shapes_folder() -> str:
     """Return the folder of `train/` and `val/` with the same images in `images/`, and masks of shapes in `masks/`.
 
-    The background is class 0, and CLASSES follow; see `shapes_folder`.
+    The background is class 0, and CLASSES follow, as in `classes.txt`; see `shapes_folder`.
     """
-    return built_in_folder("masked-shapes-v1", _write_masks)
+    return built_in_folder("masked-shapes-v2", _write_masks)
 
 
 def _write_masks(folder: Path) -> None:
@@ -49,6 +49,7 @@ def _write_masks(folder: Path) -> None:
             image, shapes = _draw(np.random.default_rng([split, id]))
             image.save(folder / name / "images" / f"{id:04}.jpg", quality=92)
             _mask(image.size, shapes).save(folder / name / "masks" / f"{id:04}.png")
+    (folder / "classes.txt").write_text("\n".join(["background", *CLASSES]))
 
 
 def _mask(size: tuple[int, int], shapes: list[tuple[int, tuple[int, int, int, int]]]) -> Any:  # noqa: ANN401 (Pillow's)
