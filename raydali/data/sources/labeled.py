@@ -28,7 +28,8 @@ class LabeledFiles(Files):
     """N files by id 0..N-1, and the class of each.
 
     Attributes:
-        labels: int64 (N,), indices into classes; or uint8 (N, C), 1 for each label that a file has.
+        labels: int64 (N,), indices into classes; uint8 (N, C), 1 for each label that a file has; or float32 (N, C),
+            numbers that are to be estimated.
         classes: their names.
         skipped: the number of files next to them that could be samples but are not read, by kind.
     """
@@ -104,8 +105,9 @@ class LabeledFiles(Files):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of relative paths, labels and classes, 32 hex digits; without the root, so that the data may move."""
-        classes, labels = os.fsencode("\0".join(self.classes)), self.labels.astype("<i8")
-        return digest(classes, self.packed_paths.data, labels.data)
+        classes, labels = os.fsencode("\0".join(self.classes)), self.labels
+        whole = labels if labels.dtype.kind == "f" else labels.astype("<i8")
+        return digest(classes, self.packed_paths.data, whole.data)
 
 
 LabeledSource = LabeledFiles | Shards

@@ -1,4 +1,4 @@
-"""Validation of classifiers of images, of several labels per image, and of pixels.
+"""Validation of classifiers of images, with one or several labels per image.
 
 Each sample counts once, for any number of workers: ranks may have different numbers of batches, or none, and
 communicate only at the end.
@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources.masked_images import IGNORED
-from raydali.train.evaluation.segmentation import confusion, figures
-from raydali.train.evaluation.validation import ValidationPass, evaluating, gather_arrays, require_read
+from raydali.train.evaluation.validation import evaluating, gather_arrays, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker
 
@@ -89,26 +87,3 @@ def _label_metrics(of_ranks: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[floa
         if truth.any()
     ]
     return len(labels), loss.item(), float(np.mean(precisions)) if precisions else 0.0, correct.item()
-
-
-@torch.inference_mode()
-def evaluate_masks(model: nn.Module, val: ValidationPass, classes: int) -> dict[str, float]:
-    """Compute from one confusion matrix: "iou", the mean over the classes that occur, and "accuracy" of pixels.
-
-    Args:
-        model: maps "images" (N, 3, H, W) to scores (N, classes, H, W).
-        val: its batches also have "masks" (N, 1, H, W), in which values from `classes` on do not count.
-        classes: their number.
-    """
-    counts = torch.zeros(1 + classes**2, dtype=torch.int64)  # of images, and of pixels by true and predicted class
-    with evaluating(model):
-        for batch in val.batches:
-            with val.precision.autocast():
-                predicted = model(batch["images"]).argmax(1)
-            masks = batch["masks"].squeeze(1).long()
-            pixels = confusion(predicted, masks.where(masks < classes, IGNORED), classes)
-            counts += torch.cat([pixels.new_tensor([len(masks)]), pixels]).cpu()
-    images, *of_pairs = val.worker.sum(counts).tolist()
-    require_read(images, val.batches)
-    matrix = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
-    return {"images": images, **figures(matrix)}

@@ -1,6 +1,6 @@
-"""Modules around a model: normalisation of 8-bit images, which torch.compile can fuse with it, and a choice of output.
+"""A module around a model: normalisation of 8-bit images, which torch.compile can fuse with it.
 
-Their states in checkpoints are those of the model.
+Its state in checkpoints is that of the model.
 """
 
 import torch
@@ -40,16 +40,3 @@ class Normalized(nn.Module):
         if self.mirrored and not self.training:
             output = (output + self.model(normalised.flip(-1))) / 2
         return output
-
-
-class Scores(nn.Module):
-    """Returns the scores (N, classes, H, W) out of the mapping that a segmentation model of torchvision returns."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the scores for normalised images (N, 3, H, W)."""
-        scores: torch.Tensor = self.model(images)["out"]
-        return scores

@@ -4,6 +4,7 @@ import os
 import shutil
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,6 +37,9 @@ def test_fingerprint_is_of_the_data_not_the_place(tmp_path: Path) -> None:
     assert fingerprint("moved", ["a/1.jpg", "b/2.jpg"]) == base
     others = [["a/1.jpg", "b/3.jpg"], ["a/1.jpg", "c/2.jpg"], ["a/1.jpg", "b/2.jpg", "c/x.txt"], ["a/1.jpg"]]
     assert len({base, *(fingerprint(str(n), files) for n, files in enumerate(others))}) == 5
+    source = LabeledFiles.scan(str(tmp_path / "base"))
+    numbers = (np.array([[first], [2]], np.float32) for first in (0.25, 0.75))
+    assert len({replace(source, labels=labels).fingerprint for labels in numbers}) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from raydali.data.loading.make import LoaderName, make_loader
+from raydali.data.loading.quarantine import Quarantine
 from raydali.data.sources.masked_images import IGNORED, MaskedImages, train_and_val
 from raydali.data.stream.stream import Once, OrderedPass, Stream
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
@@ -120,20 +121,25 @@ def test_validation_shows_whole_images(source: MaskedImages) -> None:
         list(batches)
 
 
-def test_a_mask_of_another_size_is_named(tmp_path: Path) -> None:
-    for name, size in (("images", (60, 50)), ("masks", (60, 51))):
+@pytest.mark.parametrize("loader", ["dali", "torch"])
+def test_a_mask_of_another_size_is_named_and_replaced(loader: LoaderName, tmp_path: Path) -> None:
+    for name, mode in (("images", "RGB"), ("masks", "L")):
         for split in ("train", "val"):
-            path = tmp_path / split / name / "a.png"
-            path.parent.mkdir(parents=True)
-            Image.new("RGB" if name == "images" else "L", size).save(path)
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(4):
+                size = (60, 51 if (name, i) == ("masks", 1) else 50)
+                Image.new(mode, size).save(tmp_path / split / name / f"{i}.png")
     broken, _ = train_and_val(str(tmp_path), classes="1")
-    stream = Stream(samples=1, epochs=1, batch_size=1, global_batch_size=1, seed=0)
-    for loader in ("dali", "torch"):
-        with (
-            pytest.raises(DataError, match=mentioning("a.png 60x50 mask 60x51")),
-            make_loader(loader, broken, pipeline(), stream) as batches,
-        ):
-            list(batches)
+    stream, known = Stream(samples=4, epochs=1, batch_size=2, global_batch_size=2, seed=0), Quarantine(4, seed=0)
+    with (
+        pytest.raises(DataError, match=mentioning("1.png 60x50 mask 60x51")),
+        make_loader(loader, broken, pipeline(), stream) as batches,
+    ):
+        list(batches)
+    with make_loader(loader, broken, pipeline(), stream, quarantine=lambda _: known) as batches:
+        assert {*batches.resident_batch(2)["masks"].unique().tolist()} <= {0, IGNORED}  # or a loss would refuse it
+        assert sum(batch.micro_batch.replaced for batch in batches) == 1
+    assert [*known.known] == [1]
 
 
 def test_settings_out_of_their_range_are_refused() -> None:
