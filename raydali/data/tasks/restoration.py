@@ -7,7 +7,6 @@
 Pillow's. On a GPU the pixels of JPEGs differ by the rounding of its decoder.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -34,50 +33,7 @@ Draws = tuple[NDArray[np.float64], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows(Pipeline[ImagePairs], DecoderSettings):
-    """The settings of windows of one size, at the same place of both images of a pair: the centre, without flips."""
-
-    flip_axes: ClassVar[int]
-    """The number of axes along which a task flips, of the last ones of down and across."""
-
-    @property
-    @abstractmethod
-    def window(self) -> tuple[int, int]:
-        """Height and width of the window, in pixels; no image may be smaller."""
-
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw the random numbers of samples, before their shapes are known.
-
-        Returns:
-            places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
-            flips: (N, flip_axes), vertical before horizontal, 0 or 1.
-        """
-        return np.full((len(ids), 2), 0.5), np.zeros((len(ids), self.flip_axes), np.int32)
-
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts of the windows (N, 2), and the other inputs."""
-        places, *others = inputs
-        return windows(shapes[0], np.asarray(places), self.window).astype(np.int32), *others
-
-    def place(self, id: int, epoch: int, shape: tuple[int, int]) -> tuple[int, int, int, int, list[int]]:
-        """Return top, left, height and width of a sample's window in images of this height and width, and its flips."""
-        places, (flips,) = self.draws(np.array([id]), np.array([epoch]))
-        ((top, left),) = windows(np.array([shape]), places, self.window).tolist()
-        return top, left, *self.window, flips.tolist()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomWindows(RandomFlips, Windows):
-    """Random windows and random flips, which depend on (seed, epoch, id) only."""
-
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw as `Windows` says."""
-        numbers = uniforms(2 + self.flip_axes, self.seed, epochs, ids)
-        return numbers[:, :2], self.flips(numbers[:, 2:])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairs(Windows):
+class Pairs(Pipeline[ImagePairs], DecoderSettings):
     """The settings that training and validation pairs share.
 
     Args:
@@ -85,7 +41,6 @@ class Pairs(Windows):
     """
 
     image_files: ClassVar[int] = 2
-    flip_axes: ClassVar[int] = 2
     crop_size: tuple[int, int]
     largest_image: tuple[int, int] = (1080, 1920)
 
@@ -94,14 +49,18 @@ class Pairs(Windows):
         require(min(self.crop_size) >= 1, f"crop_size must be at least 1 pixel high and wide, not {self.crop_size}")
 
     @property
-    def window(self) -> tuple[int, int]:
-        """See `Windows`."""
-        return self.crop_size
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         """The names of inputs and targets, each (N, *crop_size, 3) uint8."""
         return "inputs", "targets"
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """Draw the random numbers of samples, before their shapes are known: here the centre, without flips.
+
+        Returns:
+            places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
+            flips: (N, 2), vertical before horizontal, 0 or 1.
+        """
+        return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
 
     def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
         """Return files of inputs and of targets, places (N, 2), flips (N, 2)."""
@@ -109,7 +68,13 @@ class Pairs(Windows):
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which pairs (N,) have images of different sizes, or are smaller than the crop."""
-        return unfit(shapes[0], shapes[1], self.window)
+        found: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
+        return found
+
+    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
+        """Return the starts of the windows (N, 2), and flips (N, 2)."""
+        places, flips = inputs
+        return windows(shapes[0], np.asarray(places), self.crop_size).astype(np.int32), flips
 
     def graph(self, source: ImagePairs, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, and flip them."""
@@ -141,14 +106,20 @@ class Pairs(Windows):
                 f"{_size(image)} pixels, smaller than the crop of {width}x{height}: "
                 "lower its size, or leave the pair out"
             )
-        *window, flips = self.place(id, epoch, (image.height, image.width))
+        places, (flips,) = self.draws(np.array([id]), np.array([epoch]))
+        (start,) = windows(np.array([[image.height, image.width]]), places, self.crop_size).tolist()
         axes = [axis for axis, flips in enumerate(flips, 1) if flips]
-        return tuple(F.crop(F.pil_to_tensor(each), *window).flip(axes) for each in (image, target))
+        return tuple(F.crop(F.pil_to_tensor(each), *start, *self.crop_size).flip(axes) for each in (image, target))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainPairs(RandomWindows, Pairs):
-    """A random window and random flips, vertical and horizontal."""
+class TrainPairs(RandomFlips, Pairs):
+    """A random window and random flips, vertical and horizontal, which depend on (seed, epoch, id) only."""
+
+    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+        """Draw as `Pairs` says."""
+        numbers = uniforms(4, self.seed, epochs, ids)
+        return numbers[:, :2], self.flips(numbers[:, 2:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +170,6 @@ def windows(shapes: Integers, places: NDArray[np.float64], window: tuple[int, in
     """
     starts: Integers = np.floor(places * (shapes - np.array(window) + 1)).astype(np.int64)
     return starts
-
-
-def unfit(shapes: Integers, others: Integers, window: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which pairs of images of these shapes, (N, 2) each, differ in size, or are smaller than the window."""
-    found: NDArray[np.bool_] = (shapes != others).any(1) | (shapes < np.array(window)).any(1)
-    return found
 
 
 def _image(files: Files, id: int) -> "Image.Image":
