@@ -101,14 +101,15 @@ class Config(FineTuningOptions, ImageOptions):
 
 SHAPES = Config(
     model="tiny",
-    crop_size=96,
+    crop_size=112,
     base_size=128,
-    scales=(0.75, 1.5),
+    scales=(0.9, 1.1),
     val_size=(160, 160),
-    epochs=15,
+    epochs=20,
     batch_size=8,
     optimizer="adamw",
-    learning_rate=5e-3,
+    learning_rate=2e-3,
+    weight_decay=0.05,
     precision="fp32",
 )
 """Defaults without --data."""

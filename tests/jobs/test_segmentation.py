@@ -61,12 +61,11 @@ def test_weights_and_figures_do_not_depend_on_ranks_or_cuts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_demo_finds_the_shapes(tmp_path: Path) -> None:
-    """Most pixels are right after half of its epochs; which shape it is takes longer."""
     folder = folder_of(tmp_path)
-    config = replace(SHAPES, epochs=8, global_batch_size=8, ceiling=False)
+    config = replace(SHAPES, global_batch_size=8, ceiling=False)
     run_ranks(1, partial(train_rank, train), config, open_data(config), folder)
     last = folder.rows("epochs.jsonl")[-1]["validation"]
-    assert last["accuracy"] > 0.88 and last["iou"] > 0.27
+    assert last["accuracy"] > 0.94 and last["iou"] > 0.65
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: P
     if overlays:
         with Image.open(path.with_suffix(".overlay.jpg")) as overlay:
             mixed = np.where(classes[..., None] > 0, pixels // 2 + colour_of(classes) // 2, pixels)
-            assert np.abs(np.asarray(overlay).astype(int) - mixed).mean() < 5
+            assert np.abs(np.asarray(overlay).astype(int) - mixed).mean() < 10  # a JPEG of noise
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from raydali.train.models.classification import check_known
 from raydali.train.models.factories import build_by_factory, is_factory
+from raydali.train.models.small_images import convolution
 
 
 def check_segmenter(name: str) -> None:
@@ -66,22 +67,23 @@ class WithAuxiliary(nn.Module):
 
 
 class TinySegmenter(nn.Module):
-    """A small network for the demo: features at a half to a 32nd of the size, joined at half the size."""
+    """A small network for the demo: features at a half to a 16th of the size, joined from the smallest to a quarter."""
 
-    def __init__(self, classes: int, widths: Sequence[int] = (16, 24, 48, 64, 64)) -> None:
+    def __init__(self, classes: int, widths: Sequence[int] = (16, 32, 64, 64), joined: int = 32) -> None:
         super().__init__()
         self.levels = nn.ModuleList(_block(*each) for each in pairwise([3, *widths]))
-        self.joined = nn.Conv2d(sum(widths), 32, 1)
-        self.last = nn.Conv2d(32, classes, 3, padding=1)
+        self.lateral = nn.ModuleList(nn.Conv2d(width, joined, 1) for width in widths[1:])
+        self.smooth = nn.ModuleList(convolution(joined, joined) for _ in widths[2:])
+        self.last = nn.Conv2d(joined, classes, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return scores (N, classes, H, W) of images (N, 3, H, W)."""
-        features, found = images, list[torch.Tensor]()
-        for level in self.levels:
-            features = level(features)
-            found.append(features)
-        parts = [_resized(part, found[0]) for part in found]
-        return _resized(self.last(F.relu(self.joined(torch.cat(parts, 1)))), images)
+        features = self.levels[0](images)
+        found = [features := level(features) for level in self.levels[1:]]
+        *larger, top = (lateral(each) for lateral, each in zip(self.lateral, found, strict=True))
+        for smooth, each in zip(self.smooth, reversed(larger), strict=True):
+            top = smooth(_resized(top, each) + each)
+        return _resized(self.last(top), images)
 
 
 def _resized(features: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -90,11 +92,4 @@ def _resized(features: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     """Return two convolutions, of which the first one halves height and width."""
-    layers: list[nn.Module] = []
-    for channels, stride in ((inputs, 2), (outputs, 1)):
-        layers += [
-            nn.Conv2d(channels, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-        ]
-    return nn.Sequential(*layers)
+    return nn.Sequential(convolution(inputs, outputs, stride=2), convolution(outputs, outputs))
