@@ -37,6 +37,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "imagenet": {"epochs": 1, "batch_size": 16, "global_batch_size": 48, "warmup_epochs": 0.2},
     "detection": {"epochs": 1, "image_size": 64, "batch_size": 4, "global_batch_size": 48},
     "restoration": {"epochs": 1, "channels": 8, "blocks": 1, "crop_size": 16, "batch_size": 4, "global_batch_size": 32},
+    "segmentation": {"epochs": 1, "crop_size": 32, "base_size": 40, "batch_size": 4, "global_batch_size": 48},
     "video": {"epochs": 1, "batch_size": 16, "global_batch_size": 64, "sequence_length": 4},
 }
 OF_MINE = """def mine(train: LabeledSource, val: LabeledSource) -> Data:
@@ -73,12 +74,14 @@ AGREEING: dict[str, tuple[str, Changes]] = {
     "evaluation": ("imagenet", {VALIDATE: f"return {{**{VALIDATE[7:]}, 'zero': 0.0}}"}),
     "boxes": ("detection", {"ValidationImages(image_size=config.image_size": "ValidationImages(image_size=80"}),
     "restored": ("restoration", {"mean=(0.0, 0.0, 0.0)": "mean=(0.1, 0.0, 0.0)"}),
+    "masks": ("segmentation", {"canvas=config.val_size": "canvas=(170, 190)"}),
     "clips": ("video", {"config.std or KINETICS_STD": "(0.3, 0.3, 0.3)"}),
 }
 COMMANDS = {
     "imagenet": ("evaluate", "predict", "export"),
     "detection": ("evaluate", "predict"),
     "restoration": ("evaluate", "predict", "export"),
+    "segmentation": ("evaluate", "predict", "export"),
     "video": ("evaluate", "predict"),
 }
 SWAPPED = """
@@ -100,6 +103,7 @@ DISAGREEING: dict[str, tuple[str, Changes]] = {
     "pipeline": ("imagenet", {PASSED: PASSED.replace("val_pipeline(config)", "ValidationImages(image_size=32)")}),
     "boxes": ("detection", {RUN_INFERENCE: f"detector.model.transform.normalized.shift += 0.09\n    {RUN_INFERENCE}"}),
     "restored": ("restoration", {RUN_INFERENCE: f"trained.shift += 0.02\n    {RUN_INFERENCE}"}),
+    "masks": ("segmentation", {RUN_INFERENCE: f"trained.shift += 0.09\n    {RUN_INFERENCE}"}),
     "clips": ("video", {RUN_INFERENCE: f"trained.shift += 0.09\n    {RUN_INFERENCE}"}),
 }
 
@@ -143,7 +147,7 @@ def command(name: str, job: str, run: RunFolder, file: Path, output: Path, **giv
     elif name == "export":
         export.main(Export(**common, output=f"{output}.onnx", images=8))
     else:
-        ending = "" if job == "restoration" else ".csv"
+        ending = "" if job in ("restoration", "segmentation") else ".csv"
         predict.main(Predict(**common, data=str(samples_of(run, file, output.parent)), output=f"{output}{ending}"))
 
 
