@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from raydali.commands.plan import Plan, main
+from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 from tests.support.cluster import environment
 from tests.support.pictures import encoded, photograph
@@ -80,17 +82,24 @@ def test_a_validation_ends_early_and_an_epoch_too(env: dict[str, str], tmp_path:
     assert not [*tmp_path.glob("plan-*")]
 
 
-def test_bad_usage_is_refused_before_anything_starts(env: dict[str, str]) -> None:
+def test_bad_usage_is_refused_before_the_job_starts() -> None:
+    for given, message in (
+        (Plan(), "plan needs a job: "),
+        (Plan(job="imagenet", seconds=3), "--seconds must be from 5 to 90, not 3"),
+        (Plan(job="imagenet", gpus=0), "--gpus must be at least 1, not 0"),
+        (Plan(job="imagenet", bandwidth=0), "--bandwidth must be above 0 GB/s, not 0"),
+        (Plan(job="imagenett"), "imagenett is neither a job of raydali nor a file: try imagenet"),
+        (Plan(job="imagenet", json="/nowhere/plan.json"), "--json"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            main(given)
+
+
+def test_bad_usage_of_the_job_is_refused_before_anything_starts(env: dict[str, str]) -> None:
     for options, message in (
-        ((), "plan needs a job: "),
-        (("imagenet", "--seconds", "3"), "--seconds must be from 5 to 90, not 3"),
-        (("imagenet", "--gpus", "0"), "--gpus must be at least 1, not 0"),
-        (("imagenet", "--bandwidth", "0"), "--bandwidth must be above 0 GB/s, not 0"),
         (("grid", "--data", "x"), "grid.py has no JOB that raydali could plan"),
         (("imagenet", "--batch-size", "auto", "--no-gpu"), "--batch-size auto measures the memory of GPUs"),
-        (("imagenett",), "imagenett is neither a job of raydali nor a file: try imagenet"),
         (("imagenet", "--epochs", "0"), "--epochs must be at least 1, not 0"),
-        (("imagenet", "--json", "/nowhere/plan.json"), "--json"),
     ):
         result = plan(env, *options)
         assert result.returncode == 2 and f"error: {message}" in result.stderr, result.stderr

@@ -34,6 +34,7 @@ from tests.support.tfrecords import tfrecords
 
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 KINDS = "tar", "parquet"
+SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "parquet")]
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_other_sources(kind: str, to: str, images: list[bytes], tmp_path: Path) 
     assert [after.read(id) for id in range(len(after))] == [before.read(id) for id in by_class.tolist()]
 
 
-@pytest.mark.parametrize("to", ["folder", *KINDS])
+@pytest.mark.parametrize("to", ["tar", *SLOWER])
 def test_sources_without_names_of_files(to: str, images: list[bytes], tmp_path: Path) -> None:
     """TFRecord files, and both splits of IDX files, whose images become PNM files."""
     records = tmp_path / "of.tfrecord"
@@ -307,7 +308,7 @@ def test_a_full_disk(to: str, source: Path, tmp_path: Path) -> None:
         assert not [*target.rglob(".*.part")]
 
 
-@pytest.mark.parametrize("to", ["folder", *KINDS])
+@pytest.mark.parametrize("to", ["tar", *SLOWER])
 def test_a_bucket(to: str, s3: PutObjects, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bucket = f"prepared-{to}"
     with pytest.raises(UsageError, match=f"s3://{bucket}/set cannot be listed: check name, credentials and endpoint"):

@@ -10,7 +10,7 @@ CLASSES = {
     "imagenet": {str(digit): digit for digit in range(10)},
     "video": {"down": 0, "left": 1, "right": 2, "up": 3},
     "detection": {"disc": 1, "rectangle": 2, "triangle": 3},
-    "segmentation": {str(index): index for index in range(4)},
+    "segmentation": {"background": 0, "disc": 1, "rectangle": 2, "triangle": 3},
     "restoration": {},
 }
 

@@ -148,7 +148,7 @@ def test_without_a_network_the_file_is_named(
     assert not list(tmp_path.rglob("*.pth*"))
 
 
-@pytest.mark.parametrize("model", ["digits", "tiny", "fcos_resnet50_fpn", "mypackage.nets:build", "timm:cspresnet50d"])
+@pytest.mark.parametrize("model", ["digits", "tiny", "mypackage.nets:build", "timm:cspresnet50d"])
 def test_a_model_without_published_weights(model: str) -> None:
     refused("default", f"--model {model} FILE", model)
 
