@@ -5,6 +5,7 @@ folder is an error, unless nothing in it would be read. Links are followed, exce
 would be walked some forty times: it is left out, with a warning.
 """
 
+import errno
 import fnmatch
 import logging
 import os
@@ -183,7 +184,11 @@ def folder_entries(folder: str) -> Iterator[FoundFile]:
     if "://" in folder:
         from pyarrow.fs import FileSelector, FileType
 
-        for info in storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2])):
+        file_system, path = storage.file_system(folder), folder.partition("://")[2]
+        found = file_system.get_file_info(FileSelector(path, allow_not_found=True))
+        if not found and file_system.get_file_info(path).type == FileType.NotFound:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)  # Google's raises an OSError
+        for info in found:
             if info.type == FileType.Directory:
                 if not is_ignored(info.base_name):
                     yield FoundFile(info.base_name, is_folder=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.listing import list_tree
+from raydali.data.sources.listing import folder_entries, list_tree
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects, serve
@@ -74,6 +74,19 @@ def test_all_objects(s3: PutObjects) -> None:
     s3("tree", {f"x/{key}": b"" for key in ("1.jpg", "notes", "a/b/2.mp4", "c/3", "empty/")})
     listing = list_tree("s3://tree/x", of="files")
     assert {folder: sorted(names) for folder, names in listing.items()} == TREE | {"empty": []}
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "file"])
+def test_a_folder_that_is_not_there_is_known_as_such(
+    scheme: str, s3: PutObjects, gcs: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Into such a one `raydali prepare` writes, in each store."""
+    s3("bucket", {"there/1.jpg": b""})
+    gcs["there/1.jpg"] = b""
+    root = {"s3": "s3://bucket", "gs": "gs://bucket", "file": str(grow(tmp_path, ["there/1.jpg"]))}[scheme]
+    assert [each.name for each in folder_entries(f"{root}/there")] == ["1.jpg"]
+    with pytest.raises(FileNotFoundError):
+        next(folder_entries(f"{root}/new"))
 
 
 def test_a_missing_folder_says_what_it_is_to_hold(tmp_path: Path) -> None:
