@@ -184,10 +184,12 @@ def folder_entries(folder: str) -> Iterator[FoundFile]:
     if "://" in folder:
         from pyarrow.fs import FileSelector, FileType
 
-        file_system, path = storage.file_system(folder), folder.partition("://")[2]
-        found = file_system.get_file_info(FileSelector(path, allow_not_found=True))
-        if not found and file_system.get_file_info(path).type == FileType.NotFound:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)  # Google's raises an OSError
+        try:
+            found = storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2]))
+        except OSError as error:
+            if (missing := os.strerror(errno.ENOENT)) not in str(error):
+                raise
+            raise FileNotFoundError(errno.ENOENT, missing, folder) from error  # of Google's storage, it is no such one
         for info in found:
             if info.type == FileType.Directory:
                 if not is_ignored(info.base_name):
