@@ -56,9 +56,9 @@ class Verify:
     multi_label: bool = False
     """Each column of a list is a label of its own, 0 or 1."""
     classes: str | None = None
-    """Of masks: as in the segmentation job."""
+    """Number of classes in masks, or a file with a name in each line, as the segmentation job takes it."""
     ignore_index: int = 255
-    """Of masks: as in the segmentation job."""
+    """Value of pixels in masks that count for nothing."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File for broken samples, one path and reason per line, as --exclude of a job expects it."""
     workers: int | None = None
@@ -147,6 +147,8 @@ def _sources(options: Verify) -> list[Any]:
     names = "label_column", "image_column", "multi_label"
     columns: dict[str, Any] = {name: getattr(options, name) for name in names}
     check_column_options(data, root=options.root, **columns)
+    if options.kind != "masks" and options.classes is not None:
+        raise UsageError(f"--classes {options.classes} suits only --kind masks: leave it out")
     if options.kind == "masks":
         listed = data if is_list(data) else None
         sources = train_and_val(data, listed, classes=options.classes, ignored=options.ignore_index, root=options.root)

@@ -253,6 +253,8 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 sample, none broken" in _verified(data, "masks", set(), capsys, classes="3", split="val")
     left = _verified(data, "masks", {pair.format(i) for i in (1, 3, 4, 5, 6)}, capsys, classes="9", split="train")
     assert "5 broken samples among 7" in left
+    with pytest.raises(UsageError, match=mentioning("--classes 3 --kind masks")):
+        main(Verify(data=str(data), kind="pairs", classes="3"))
     (tmp_path / "list.csv").write_text("cells/train/images/0.jpg,cells/train/masks/0.png\n")
     assert "1 sample, none broken" in _verified(tmp_path / "list.csv", "masks", set(), capsys, classes="3")
 

@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs/own-data.md"
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the document's Python leaves behind, run on pairs of equal photographs."""
+    """Return the names that the document's Python defines, run on pairs of equal photographs."""
     folder = tmp_path_factory.mktemp("own-data")
     for kind in ("blurred", "sharp"):
         (folder / "photographs" / kind).mkdir(parents=True)
