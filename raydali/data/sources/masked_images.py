@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from posixpath import basename
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class MaskedImages(ImagePairs):
             Exception: it cannot be read or decoded.
         """
         values = mask_values(self.targets.read(id), self.targets.path(id))
-        mask: NDArray[np.uint8] = self.lookup[values]
+        mask = self.lookup.take(values)
         path = self.targets.path(id)
         if (mask == _UNKNOWN).any():
             unknown = int(values[mask == _UNKNOWN][0])
@@ -90,8 +90,8 @@ class MaskedImages(ImagePairs):
         return digest(super().fingerprint.encode(), "\n".join(self.classes).encode(), self.lookup.data)
 
 
-def mask_values(content: bytes, path: str) -> NDArray[np.int64]:
-    """Return the values (height, width) of a mask in a file's content: of a palette its numbers.
+def mask_values(content: bytes, path: str) -> NDArray[Any]:
+    """Return the values (height, width) of a mask in a file's content, integers: of a palette its numbers.
 
     Raises:
         DataError: it has colours, or numbers that are no whole ones.
@@ -105,7 +105,7 @@ def mask_values(content: bytes, path: str) -> NDArray[np.int64]:
             f"{path} is of Pillow's mode {image.mode}: a mask holds classes as grey values of 8 or 16 bits, or by a "
             "palette; convert its colours"
         )
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image, np.uint8 if image.mode == "1" else None)
     if values.min() < 0 or values.max() >= 1 << 16:
         raise DataError(f"{path} has values beyond 16 bits: save classes from 0 on")
     return values

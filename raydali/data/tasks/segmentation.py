@@ -96,7 +96,7 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         """Return a mask's window (*canvas, 1), resized by its nearest pixels."""
         rows, columns = (start[i] + ((np.arange(small[i]) + 0.5) * size[i] / small[i]).astype(int) for i in (0, 1))
         canvas = np.full((*self.canvas, 1), IGNORED, np.uint8)
-        canvas[: small[0], : small[1], 0] = mask[rows[:, None], columns]
+        canvas[: small[0], : small[1], 0] = mask.take(rows, 0).take(columns, 1)
         return canvas[:, ::-1] if flip else canvas
 
     def graph(self, source: MaskedImages, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
