@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,11 +65,11 @@ class Child:
             self._start()
         assert self._process is not None
         try:
-            self._channel.send_bytes(pickle.dumps((function.__module__, function.__qualname__, args), protocol=5))
+            _send(self._channel, *_packed((function.__module__, function.__qualname__, args)))
             if not self._channel.poll(self._seconds):
                 self.close()
                 raise ChildDiedError(f"the decoder did not end within {self._seconds:g} s")
-            error, result = pickle.loads(self._channel.recv_bytes())
+            error, result = _received(self._channel)
         except (EOFError, ConnectionError) as lost:
             code = self._process.wait()
             self.close()
@@ -135,12 +136,48 @@ class Children:
         except Exception as error:
             return error
 
-    def close(self) -> None:
-        """End all processes, once they have done what is under way."""
+    def close(self, function: Callable[..., Any] | None = None, *args: Any) -> None:
+        """End all processes, once they have done what is under way, and have called a function."""
         self._threads.shutdown(cancel_futures=True)
         for child in self._all:
+            if function is not None:
+                with suppress(Exception):
+                    child.call(function, *args)
             child.close()
         self._all.clear()
+
+
+# What goes from one process to the other: an object, and then its buffers, which are not copied.
+
+
+def _packed(message: object) -> tuple[bytes, list[memoryview]]:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    return data, [buffer.raw() for buffer in buffers]
+
+
+def _send(channel: Connection, data: bytes, buffers: list[memoryview]) -> None:
+    channel.send_bytes(pickle.dumps((data, [*map(len, buffers)])))
+    for buffer in buffers:
+        while buffer:
+            buffer = buffer[os.write(channel.fileno(), buffer) :]
+
+
+def _received(channel: Connection) -> tuple[Any, ...]:
+    data, sizes = pickle.loads(channel.recv_bytes())
+    if not sizes:
+        return pickle.loads(data)  # type: ignore[no-any-return]
+    import numpy as np
+
+    content = view = np.empty(sum(sizes), np.uint8).data  # unlike a bytearray, it is not filled with zeros
+    with socket.socket(fileno=os.dup(channel.fileno())) as connection:
+        while view:  # all at once: no other thread needs to wait for this one in between
+            if not (count := connection.recv_into(view, 0, socket.MSG_WAITALL)):
+                raise EOFError
+            view = view[count:]
+    ends = [*accumulate(sizes)]
+    parts = [content[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return pickle.loads(data, buffers=parts)  # type: ignore[no-any-return]
 
 
 # Code of the child process.
@@ -157,16 +194,16 @@ def serve(handle: int) -> None:
     while True:
         take_output()
         try:
-            module, name, args = pickle.loads(channel.recv_bytes())
+            module, name, args = _received(channel)
         except (EOFError, ConnectionError):
             return
         try:
-            answer = pickle.dumps((None, getattr(import_module(module), name)(*args)), protocol=5)
+            answer = _packed((None, getattr(import_module(module), name)(*args)))
         except Exception as error:
             error.add_note(traceback.format_exc())
-            answer = pickle.dumps((_sendable(error), None))
+            answer = _packed((_sendable(error), None))
         with suppress(ConnectionError):
-            channel.send_bytes(answer)
+            _send(channel, *answer)
 
 
 def _end_with_parent(handle: int) -> None:

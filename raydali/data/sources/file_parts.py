@@ -8,7 +8,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from raydali.data.sources import storage
+from raydali.data.sources.objects import read_objects
+from raydali.data.sources.storage import ObjectPart
 
 Read = Callable[[int, int], bytes]
 """`read(offset, length)`: that part of a file, shorter at its end."""
@@ -59,7 +60,7 @@ def read_part(path: str, size: int, offset: int, length: int) -> bytes:
         OSError: it cannot be read; the next call opens it again.
     """
     if "://" in path:
-        return bytes(storage.read_objects([storage.ObjectPart(path, offset, length, size)])[0])
+        return bytes(read_objects([ObjectPart(path, offset, length, size)])[0])
     file = _kept.get((path, size))
     if file is None:
         file = _kept[path, size] = _LocalFile(path, size)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
+from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
 from raydali.errors import UsageError
 
@@ -26,8 +27,8 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 
 # In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
-_LOCAL_PARTS, _REMOTE_PARTS = 32, 64
-_READERS = 256
+_PARTS = 32
+_READERS = 128
 """Threads of a process that read: as many as four batches have parts, which are read ahead at the same time."""
 _BYTES_AT_ONCE = 1 << 24
 _PATHS_AT_ONCE = 1 << 16
@@ -167,7 +168,7 @@ class Files:
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         paths = [_decoded(path) for path in self.encoded_paths(ids)]
-        objects = iter(storage.read_objects([storage.ObjectPart(path) for path in paths if path[0] != "/"]))
+        objects = iter(read_objects([storage.ObjectPart(path) for path in paths if path[0] != "/"]))
         contents = [next(objects) if path[0] != "/" else storage.read(path) for path in paths]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
@@ -179,7 +180,7 @@ class Files:
         """
         path = self.path(id)
         with reading():
-            return storage.read(path) if path[0] == "/" else bytes(storage.read_objects([storage.ObjectPart(path)])[0])
+            return storage.read(path) if path[0] == "/" else bytes(read_objects([storage.ObjectPart(path)])[0])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -236,10 +237,12 @@ def check_path(root: str, path: str) -> None:
 def read_in_parts(
     contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64], *, remote: bool
 ) -> list[NDArray[np.uint8]]:
-    """The result of `contents` for these ids, computed on many threads: on more if they wait for a bucket."""
+    """The result of `contents` for these ids: of a bucket at once, else computed on many threads."""
     # In parts, since passing single files between threads takes as long as reading them.
-    parts = np.array_split(ids, max(1, min(len(ids), _REMOTE_PARTS if remote else _LOCAL_PARTS)))
+    parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
     with reading():
+        if remote:
+            return contents(ids)
         return list(chain.from_iterable(_readers(os.getpid()).map(contents, parts)))
 
 

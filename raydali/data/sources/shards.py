@@ -23,6 +23,7 @@ from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.file_rules import describe_skipped
 from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
 from raydali.data.sources.listing import FoundFile
+from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
 from raydali.errors import UsageError
@@ -182,7 +183,7 @@ class Shards:
         Raises:
             StoreError: an image cannot be read, or the size of its shard has changed; names it.
         """
-        return read_in_parts(self._contents, ids, remote="://" in self.root)
+        return read_in_parts(self._contents, ids, remote=self.in_ranges and "://" in self.root)
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         if "://" in self.root and self.in_ranges:
@@ -192,7 +193,7 @@ class Shards:
                     storage.ObjectPart(self.shard(id), offset, length, self._size(id))
                     for id, (offset, length) in zip(ids.tolist(), parts, strict=True)
                 ]
-                return [np.frombuffer(content, np.uint8) for content in storage.read_objects(wanted)]
+                return [np.frombuffer(content, np.uint8) for content in read_objects(wanted)]
         return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
 
     def _content(self, id: int) -> bytes:

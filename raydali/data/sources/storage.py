@@ -1,6 +1,4 @@
-"""Access to S3 and Google's storage: pyarrow lists files, obstore reads from S3, many objects at a time.
-
-With the cache of the node (node_cache.py) objects that lie on this node or on another one are read from there.
+"""Access to S3 and Google's storage: pyarrow lists files, obstore reads from S3; objects.py reads many at a time.
 
 Files in a clone may be pointers of Git LFS and git-annex: short texts in place of files that have not been fetched.
 """
@@ -9,12 +7,10 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydali.data.sources.read_counts import COUNTS
 from raydali.errors import UsageError
@@ -106,53 +102,6 @@ class ObjectPart(NamedTuple):
     size: int | None = None
 
 
-class ReadsThrough(Protocol):
-    """A cache of objects."""
-
-    def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
-        """Return the contents of parts; `fetch` reads one from its bucket."""
-
-    def close(self) -> None:
-        """Finish what is under way."""
-
-
-_make_cache: Callable[[], ReadsThrough] | None = None
-
-
-@contextmanager
-def through_cache(make: Callable[[], ReadsThrough]) -> Iterator[None]:
-    """Read samples through a cache in the `with` block. Each fork makes its own: locks and connections are not shared.
-
-    Args:
-        make: returns the cache of this process.
-    """
-    global _make_cache
-    _make_cache, made = make, _cache_of(make, os.getpid())
-    try:
-        yield
-    finally:
-        _make_cache = None
-        _cache_of.cache_clear()
-        made.close()
-
-
-@cache
-def _cache_of(make: Callable[[], ReadsThrough], _process: int) -> ReadsThrough:
-    return make()
-
-
-def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
-    """Return the contents of samples, one after the other: threads that call it read at the same time.
-
-    They may come from a cache, so they must be objects that do not change.
-
-    Raises:
-        FileNotFoundError: one does not exist, or has another size than when it was indexed.
-        StoreError: the object store does not answer; names the URI and the reason.
-    """
-    return [*map(_fetch, parts)] if _make_cache is None else _cache_of(_make_cache, os.getpid()).read(parts, _fetch)
-
-
 def read(uri: str) -> bytes:
     """The content of a file, never from a cache.
 
@@ -164,10 +113,16 @@ def read(uri: str) -> bytes:
         StoreError: the object store does not answer; names the URI and the reason.
         OSError: a local file cannot be read.
     """
-    return Path(uri).read_bytes() if uri.startswith("/") else bytes(_fetch(ObjectPart(uri)))
+    return Path(uri).read_bytes() if uri.startswith("/") else bytes(fetch(ObjectPart(uri)))
 
 
-def _fetch(part: ObjectPart) -> memoryview:
+def fetch(part: ObjectPart) -> memoryview:
+    """Return the content of a part, never from a cache.
+
+    Raises:
+        FileNotFoundError: there is no such object, or it has another size than when it was indexed.
+        StoreError: the object store does not answer; names the URI and the reason.
+    """
     scheme, _, path = part.uri.partition("://")
     bucket, _, key = path.partition("/")
     if part.length == 0:

@@ -2,10 +2,11 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from raydali.data.sources import storage
+from raydali.data.sources import objects
 from raydali.data.sources.cache_entries import CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, Server
 from raydali.data.sources.node_cache import NodeCache, bucket_of
@@ -62,16 +63,24 @@ def shared_cache(
         threading.Thread(target=_count, args=(entries, {*map(bucket_of, data)}, warn), daemon=True).start()
     groups = [group for *_, earlier in members for group in earlier]
 
-    def make() -> NodeCache:
-        own = None if entries is None else Entries(CacheOption(entries.folder, entries.limit))
-        return NodeCache(own, Peers(servers, token), nodes, groups)
-
+    own = None if entries is None else CacheOption(entries.folder, entries.limit)
     try:
-        with storage.through_cache(make):
+        with objects.through_cache(partial(_cache, own, servers, token, nodes, groups)):
             yield
     finally:
         if server is not None:
             server.close()
+
+
+def _cache(
+    own: CacheOption | None,
+    servers: Mapping[str, Sequence[tuple[str, int]]],
+    token: bytes,
+    nodes: Sequence[str],
+    groups: Sequence[Sequence[str]],
+) -> NodeCache:
+    """Return the cache of a process."""
+    return NodeCache(None if own is None else Entries(own), Peers(servers, token), nodes, groups)
 
 
 def _count(entries: Entries, ours: set[str], warn: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.sources import cache_peers, storage
+from raydali.data.sources import cache_peers, objects, storage
 from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, Server
 from raydali.data.sources.node_cache import NodeCache, key_of, owners_of
@@ -172,22 +172,22 @@ def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: P
 
 def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket()
-    monkeypatch.setattr(storage, "_fetch", bucket.fetch)
+    monkeypatch.setattr(storage, "fetch", bucket.fetch)
 
     def read(parts: Sequence[ObjectPart]) -> None:
         for begin in range(0, len(parts), 8):
             wanted = parts[begin : begin + 8]
-            assert [*map(bytes, storage.read_objects(wanted))] == [*map(bytes, map(content, wanted))]
+            assert [*map(bytes, objects.read_objects(wanted))] == [*map(bytes, map(content, wanted))]
 
     def fork(share: int) -> None:
         bucket.read.clear()
         COUNTS.take()
         read([*PARTS[:600], *PARTS[600 + share :: 4]])
-        cache = storage._cache_of(nodes[0].make, os.getpid())
+        cache = objects._cache_of(nodes[0].make, os.getpid())
         cache.close()
         os._exit(0 if len(bucket.read) == 150 and not COUNTS.so_far().damaged else 1)
 
-    with group(folders(tmp_path, 2), 10**8) as nodes, storage.through_cache(nodes[0].make):
+    with group(folders(tmp_path, 2), 10**8) as nodes, objects.through_cache(nodes[0].make):
         read(PARTS[:600])
         read(PARTS[:600])  # over connections that stay
         forks = [multiprocessing.get_context("fork").Process(target=fork, args=(share,)) for share in range(4)]

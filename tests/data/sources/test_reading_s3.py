@@ -11,6 +11,7 @@ import pytest
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files
+from raydali.data.sources.objects import read_objects
 from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.data.sources.reading import is_transient, short
 from raydali.data.sources.storage import ObjectPart, StoreError
@@ -105,9 +106,9 @@ def test_parts_of_objects_and_names_of_all_kinds(s3: PutObjects) -> None:
     files = Files.from_list("s3://kinds", names)
     assert [content.tobytes().decode() for content in files.files(np.arange(6))] == [*names[:-1], ""]
     parts = [ObjectPart("s3://kinds/a b.jpg", 2, 3, 7), ObjectPart("s3://kinds/a b.jpg", 0, 0, 7)]
-    assert [*map(bytes, storage.read_objects(parts))] == [b"b.j", b""]
+    assert [*map(bytes, read_objects(parts))] == [b"b.j", b""]
     with pytest.raises(FileNotFoundError, match="has 7 bytes, and had 8 when it was indexed"):
-        storage.read_objects([ObjectPart("s3://kinds/a b.jpg", 2, 3, 8)])
+        read_objects([ObjectPart("s3://kinds/a b.jpg", 2, 3, 8)])
 
 
 def test_a_fork_of_a_process_that_has_read_reads_too(s3: PutObjects) -> None:

@@ -1,0 +1,144 @@
+"""Reads many objects of buckets at the same time, in processes of their own where there are cores for them.
+
+    the parts of a batch --> a group for each process --> its threads --> the cache of the node, or the bucket
+
+On each object a thread of Python waits several times, and so does the loop that takes the batches, for the interpreter.
+On 16 cores, a loader that reads within its own process had 5,300 images/s, where files of a disk came at 19,000.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache, partial
+from itertools import chain
+from typing import Any, Protocol
+
+from raydali.data.sources import storage
+from raydali.data.sources.read_counts import COUNTS, Counts
+from raydali.data.sources.storage import ObjectPart
+from raydali.host.child import ChildDiedError, Children
+from raydali.host.cpu_times import usable_cores
+
+_PROCESSES = range(3, 9)
+"""Numbers of processes that are worth their cost; they get half of the cores."""
+_THREADS = 256
+"""Threads of a process that read: four batches are read ahead at the same time."""
+_TOGETHER = 4
+"""Objects that a thread of this process reads one after the other: to pass each one alone takes as long as reading."""
+
+
+class ReadsThrough(Protocol):
+    """A cache of objects."""
+
+    def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
+        """Return the contents of parts; `fetch` reads one from its bucket."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+_make_cache: Callable[[], ReadsThrough] | None = None
+
+
+@contextmanager
+def through_cache(make: Callable[[], ReadsThrough]) -> Iterator[None]:
+    """Read samples through a cache in the `with` block. Each process makes its own: they share no locks or connections.
+
+    Args:
+        make: returns the cache of a process; it can be pickled.
+    """
+    global _make_cache
+    _make_cache, made = make, _cache_of(make, os.getpid())
+    try:
+        yield
+    finally:
+        _make_cache = None
+        _cache_of.cache_clear()
+        made.close()
+        if processes := _started.pop(_key(), None):
+            processes.close(_close_cache, pickle.dumps(make))
+
+
+@cache
+def _cache_of(make: Callable[[], ReadsThrough], _process: int) -> ReadsThrough:
+    return make()
+
+
+def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
+    """Return the contents of samples, read at the same time.
+
+    They may come from a cache, so they must be objects that do not change.
+
+    Raises:
+        FileNotFoundError: one does not exist, or has another size than when it was indexed.
+        StoreError: the object store does not answer; names the URI and the reason.
+    """
+    number = min(usable_cores() // 2, max(_PROCESSES))
+    if number not in _PROCESSES or len(parts) <= _TOGETHER:
+        return _read(_make_cache, parts, _TOGETHER)
+    pickled = None if _make_cache is None else pickle.dumps(_make_cache)
+    groups = _split(parts, -(-len(parts) // number))
+    processes = _started.get(_key()) or _started.setdefault(_key(), Children(number))
+    answers = processes.map(_read_for_parent, [(pickled, group) for group in groups])
+    return [*chain.from_iterable(map(_contents, groups, answers))]
+
+
+def _contents(group: Sequence[ObjectPart], answer: tuple[list[memoryview], Counts] | Exception) -> list[memoryview]:
+    if isinstance(answer, ChildDiedError):  # the next group starts another one
+        return _read(_make_cache, group, _TOGETHER)
+    if isinstance(answer, Exception):
+        raise answer
+    contents, counts = answer
+    COUNTS.add(**asdict(counts))
+    return contents
+
+
+def _read(make: Callable[[], ReadsThrough] | None, parts: Sequence[ObjectPart], together: int) -> list[memoryview]:
+    """Read on many threads, each so many parts one after the other."""
+    read = partial(_read_together, make)
+    groups = _split(parts, together)
+    return read(parts) if len(groups) <= 1 else [*chain.from_iterable(_threads(os.getpid()).map(read, groups))]
+
+
+def _read_together(make: Callable[[], ReadsThrough] | None, parts: Sequence[ObjectPart]) -> list[memoryview]:
+    return [*map(storage.fetch, parts)] if make is None else _cache_of(make, os.getpid()).read(parts, storage.fetch)
+
+
+def _split(parts: Sequence[ObjectPart], size: int) -> list[Sequence[ObjectPart]]:
+    return [parts[at : at + size] for at in range(0, len(parts), size)]
+
+
+# For each process, since a forked one has none of its parent's threads.
+@cache
+def _threads(_process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="readers")
+
+
+_started: dict[tuple[int, str], Children] = {}
+"""Processes by what starts them."""
+
+
+def _key() -> tuple[int, str]:
+    """Return the process that starts others, as a fork does not share them, and the endpoint, which they keep."""
+    return os.getpid(), os.environ.get("AWS_ENDPOINT_URL", "")
+
+
+# Code of the processes.
+
+
+def _read_for_parent(asked: tuple[bytes | None, Sequence[ObjectPart]]) -> tuple[list[Any], Counts]:
+    pickled, parts = asked
+    contents = _read(None if pickled is None else _unpickled(pickled), parts, 1)
+    return [*map(pickle.PickleBuffer, contents)], COUNTS.take()  # which arrive as memoryviews
+
+
+@cache
+def _unpickled(make: bytes) -> Callable[[], ReadsThrough]:
+    return pickle.loads(make)  # type: ignore[no-any-return]
+
+
+def _close_cache(make: bytes) -> None:
+    _cache_of(_unpickled(make), os.getpid()).close()
