@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ http {{
   log_format bytes '$status $body_bytes_sent'; access_log {folder}/sent bytes buffer=4k flush=100ms;
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  sendfile on; tcp_nodelay on; keepalive_requests 1000000; open_file_cache max=100000;
+  sendfile on; tcp_nodelay on; keepalive_requests 1000000;
   limit_req_zone $server_name zone=all:1m rate={rate}r/s;
   server {{
     listen {port} backlog=4096; root {root}; server_name all; {limit}
@@ -138,8 +139,8 @@ def _listed(bucket: str, keys: list[str], root: Path, query: dict[str, list[str]
     rows: list[str] = []
     folders: list[str] = []
     last, truncated = "", "false"
-    for key in keys:
-        if not key.startswith(prefix) or key <= after:
+    for key in keys[bisect_right(keys, after) :]:
+        if not key.startswith(prefix):
             continue
         folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
         name = prefix + folder + delimiter if found else key
