@@ -22,7 +22,7 @@ from raydali.run.find import name_of, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, EVENTS, RunFolder
 from raydali.run.ledger import LEDGER
 from raydali.run.messages import Message, Note, RankWarning
-from raydali.text import duration, rate_text
+from raydali.text import duration, plural, rate_text
 
 WHOLE_RUN: Mapping[str, Any] = {"track": None, "trace_samples": False, "profile_steps": None, "max_failures": 0}
 """Options that a short run has no use for, and their values there."""
@@ -187,7 +187,7 @@ def _size(folder: RunFolder, name: str) -> int:
 def _show(found: dict[str, Any]) -> None:
     rows = []
     for row in found["gpus"]:
-        what = f"{row['gpus']} GPU{'s' * (row['gpus'] != 1)}" if row["gpus"] else f"{row['workers']} workers on CPUs"
+        what = plural(row["gpus"], "GPU") if row["gpus"] else f"{plural(row['workers'], 'worker')} on CPUs"
         assumed = f", at {row['bandwidth'] / 1e9:g} GB/s" if row["bandwidth"] else ""
         rows.append(
             (
