@@ -28,6 +28,8 @@ from raydali.errors import DataError
 SECONDS = 120.0
 """How long a call may take. What takes longer never ends."""
 _PRINTED_BYTES = 10_000
+RUNNING: set[int] = set()
+"""The ids of the children of this process that run."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -94,6 +96,7 @@ class Child:
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         there.close()
+        RUNNING.add(self._process.pid)
         self._channel = Connection(here.detach())
 
     def close(self) -> None:
@@ -102,6 +105,7 @@ class Child:
             self._channel.close()
             self._process.kill()
             self._process.wait()
+            RUNNING.discard(self._process.pid)
             self._process = None
 
 

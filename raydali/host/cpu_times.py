@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
 
+from raydali.host.child import RUNNING
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC_CGROUP, _CGROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
 
@@ -19,7 +21,7 @@ class CpuTimes:
     """CPU times in seconds since a fixed moment; subtract two of them to measure a period."""
 
     own: float
-    """CPU time of this process and of its multiprocessing children."""
+    """CPU time of this process and of its children: multiprocessing's, and those that read objects or decode."""
     queued: float
     """Time for which this thread was ready to run and waited for a core."""
     helpers: float
@@ -76,7 +78,8 @@ def cpu_times() -> CpuTimes | None:
     except (OSError, AttributeError, ValueError, IndexError, KeyError):
         return None
     idle = sum(core[3] + core[4] for core in ticks) / _TICKS  # waiting for a disk counts as idle
-    of_children = [times for child in active_children() for times in _threads(f"/proc/{child.pid}").values()]
+    children = [*RUNNING, *(child.pid for child in active_children())]
+    of_children = [times for child in children for times in _threads(f"/proc/{child}").values()]
     helpers = [*threads.values(), *of_children]
     busy = sum(map(sum, ticks)) / _TICKS - idle
     return CpuTimes(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from raydali.host.child import Child
 from raydali.host.cpu_times import CpuTimes, cpu_times, usable_cores
 
 
@@ -40,6 +41,19 @@ def test_children_are_helpers() -> None:
     child.kill()
     child.join()
     assert spent.own > 0.05 and spent.helpers + spent.helpers_queued > 0.5
+
+
+def test_children_that_call_functions_are_helpers() -> None:
+    child = Child()
+    try:
+        child.call(compute, 0.01)
+        before = cpu_times()
+        child.call(compute, 0.3)
+        spent = taken(before)
+    finally:
+        child.close()
+    assert spent.own > 0.29 and spent.helpers > 0.29
+    assert taken(cpu_times()).own < 0.1
 
 
 def refuse(_: int) -> None:
