@@ -54,7 +54,8 @@ def test_a_key_that_is_gone_is_named() -> None:
 
 def test_killed_processes_are_replaced() -> None:
     read_objects(PARTS)
-    assert (killed := readers())
+    killed = readers()
+    assert killed
     for each in killed:
         os.kill(each.pid, signal.SIGKILL)
     assert contents(PARTS) == [*CONTENTS.values()]
