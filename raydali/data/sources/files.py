@@ -237,12 +237,12 @@ def check_path(root: str, path: str) -> None:
 def read_in_parts(
     contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64], *, remote: bool
 ) -> list[NDArray[np.uint8]]:
-    """The result of `contents` for these ids: of a bucket at once, else computed on many threads."""
-    # In parts, since passing single files between threads takes as long as reading them.
-    parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
+    """Return the result of `contents` for these ids: at once for a bucket, else computed on many threads."""
     with reading():
         if remote:
             return contents(ids)
+        # In parts, since passing single files between threads takes as long as reading them.
+        parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
         return list(chain.from_iterable(_readers(os.getpid()).map(contents, parts)))
 
 

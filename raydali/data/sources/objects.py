@@ -44,7 +44,7 @@ class ReadsThrough(Protocol):
 
 
 _Answer = tuple[list[Any], Counts, list[logging.LogRecord]]
-"""What a process returns: contents as buffers, which arrive as memoryviews, counts, and warnings."""
+"""A process returns contents as buffers, which arrive as memoryviews, and its counts and its warnings since."""
 _make_cache: Callable[[], ReadsThrough] | None = None
 
 
@@ -127,9 +127,9 @@ def _threads(_process: int) -> ThreadPoolExecutor:
 
 
 _started: dict[tuple[int, str], Children] = {}
-"""Processes by what starts them."""
+"""`_key` says for whom the processes were started."""
 _told: set[str] = set()
-"""Warnings of these processes."""
+"""These warnings of the processes have been shown."""
 
 
 def _key() -> tuple[int, str]:
