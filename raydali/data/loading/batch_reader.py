@@ -172,6 +172,8 @@ class InputPrefetcher:
 class BatchReader:
     """Reads batches ahead. DALI's pipeline ends with an error if a file is missing: its batches are then read here.
 
+    Inputs that are contents need no reading: DALI would copy them, for 20 ms of a core for 256 images of 131 KB.
+
     Args:
         loader: whose batches these are.
         prefetcher: makes their inputs.
@@ -195,8 +197,7 @@ class BatchReader:
         )
         with pipeline:
             files = fn.external_source(self._next_files, num_outputs=self._files, batch=True, no_copy=True)
-            read = [fn.io.file.read(each, dont_use_mmap=True) if self._dali_reads else each for each in files]
-            pipeline.set_outputs(*read)
+            pipeline.set_outputs(*(fn.io.file.read(each, dont_use_mmap=True) for each in files))
         pipeline.build()
         return pipeline
 
@@ -206,11 +207,13 @@ class BatchReader:
         return prepared.inputs[: self._files]
 
     def take(self) -> tuple[PreparedInputs, Contents | None]:
-        """Return the next batch and its contents, which are None if they must be read by `read_here`.
+        """Return the next batch and its contents, which are None if `read_here` has to return them.
 
         Raises:
             StopIteration: there is no further batch.
         """
+        if not self._dali_reads:
+            return self._prefetcher.take(), None
         if not self._unread:
             if self._pipeline is None:
                 self._pipeline = self._built()
