@@ -152,11 +152,12 @@ class Entries:
         if os.path.exists(path):
             return
         size = content.nbytes + HASH_BYTES
-        if time.monotonic() < self._silent_until or not self._reserve(size):
+        if self._is_silent() or not self._reserve(size):
             return
         partial = f"{path}.{os.getpid()}-{threading.get_ident()}"
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not os.path.isdir(folder := os.path.dirname(path)):
+                os.makedirs(folder, exist_ok=True)
             with open(partial, "wb") as file:
                 file.write(content)
                 file.write(hash_of(key, content))
@@ -165,10 +166,14 @@ class Entries:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
             self._reserve(-size)
-            self._silent_until = time.monotonic() + _FULL_PAUSE
-            _log.warning(
-                "--cache %s takes no more for now, since it cannot be written: %s", self.folder, error.strerror
-            )
+            with self._lock:
+                is_known, self._silent_until = self._is_silent(), time.monotonic() + _FULL_PAUSE
+            if not is_known:
+                text = "--cache %s takes no more for now, since it cannot be written: %s"
+                _log.warning(text, self.folder, error.strerror)
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() < self._silent_until
 
     def groups(self, nodes: Sequence[str] | None = None) -> list[list[str]]:
         """Return the nodes of earlier worker groups, the newest last; those given are recorded as one."""

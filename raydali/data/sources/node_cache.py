@@ -10,6 +10,7 @@ capacity allows; so an entry stays until its folder is removed, and what finds n
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -21,7 +22,7 @@ from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 
 _COPIES_AHEAD = 256
-"""Copies that wait for their way to the owner; further ones are made before the reader goes on."""
+"""Copies that wait for their way to the owner or the disk; further ones are made before the reader goes on."""
 
 
 class NodeCache:
@@ -74,18 +75,18 @@ class NodeCache:
 
     def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview) -> None:
         if owner == self._me and self._entries is not None:
-            self._entries.write(bucket, key, content)
+            copy = partial(self._entries.write, bucket, key, content)
         elif owner in self._peers:
-            raw = b"".join((content, hash_of(key, content)))
-            if not self._waiting.acquire(blocking=False):
-                self._peers.put(owner, bucket, key, raw)
-                return
-            self._copies.submit(self._peers.put, owner, bucket, key, raw).add_done_callback(
-                lambda _: self._waiting.release()
-            )
+            copy = partial(self._peers.put, owner, bucket, key, b"".join((content, hash_of(key, content))))
+        else:
+            return
+        if self._waiting.acquire(blocking=False):
+            self._copies.submit(copy).add_done_callback(lambda _: self._waiting.release())
+        else:
+            copy()
 
     def close(self) -> None:
-        """Make the copies that wait for their way to their owners, and end connections."""
+        """Make the copies that wait, and end connections."""
         self._copies.shutdown()
         self._peers.close()
 

@@ -91,6 +91,13 @@ def epoch(nodes: Sequence[Node], bucket: Bucket, seed: int, parts: Sequence[Obje
         assert [bytes(each) for each in found] == [bytes(content(part)) for part in wanted]
 
 
+def settle(nodes: Sequence[Node]) -> None:
+    """Wait for the copies that are under way."""
+    for node in nodes:
+        node.cache.close()
+        node.cache = node.make()
+
+
 def folders(path: Path, number: int) -> list[Path]:
     return [path / f"node{place}" for place in range(number)]
 
@@ -151,6 +158,7 @@ def test_a_server_that_dies_while_it_serves_costs_reads_of_the_bucket(
     monkeypatch.setattr(cache_peers, "AWAY_SECONDS", 0.0)  # each batch asks it again
     with group(folders(tmp_path, 2), 10**8) as nodes:
         epoch(nodes, Bucket(), 0)
+        settle(nodes)
         bucket = Bucket()
         epoch(nodes, bucket, 1, PARTS[:80])
         assert not bucket.read
@@ -234,6 +242,7 @@ def test_a_full_disk_and_a_counter_left_behind(tmp_path: Path, caplog: pytest.Lo
 def test_entries_are_counted_beside_other_files_and_while_some_are_renamed(tmp_path: Path) -> None:
     with group([tmp_path], 10**8) as nodes:
         epoch(nodes, Bucket(), 0)
+        settle(nodes)
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "1.jpg").write_bytes(bytes(1000))
         next(tmp_path.glob("s3-bucket/*")).joinpath("renamed").symlink_to("nowhere")
@@ -269,6 +278,7 @@ def test_parts_of_one_object_are_different_entries(tmp_path: Path) -> None:
 
     with group(folders(tmp_path, 1), 10**8) as (node,):
         assert [bytes(each) for each in node.cache.read(parts, read)] == [b"\0" * 10, b"\n" * 10, b"\x14" * 10]
+        settle([node])
         again = node.cache.read(parts[::-1], lambda _: pytest.fail("it is there"))
         assert [bytes(each)[0] for each in again] == [20, 10, 0]
 
