@@ -33,6 +33,8 @@ _COUNTER = struct.Struct("<q")
 _GROUPS_KEPT = 8
 _LEFT_SECONDS = 3600.0
 """Age of a partial entry that nobody writes any more."""
+_SHARE = 1 << 25
+"""Bytes that a process takes at once; of a small cache it takes less."""
 _FULL_PAUSE = 60.0
 """Seconds without writing after a disk was full."""
 
@@ -84,7 +86,7 @@ class Entries:
         self.folder = option.folder
         os.makedirs(self.folder, exist_ok=True)
         self._used = os.open(f"{self.folder}/used", os.O_RDWR | os.O_CREAT, 0o666)
-        self._lock, self._silent_until = threading.Lock(), 0.0
+        self._lock, self._silent_until, self._left = threading.RLock(), 0.0, 0
         with self._locked():
             path = Path(self.folder, "node")
             if not path.is_file():
@@ -95,6 +97,7 @@ class Entries:
         disk = shutil.disk_usage(self.folder)
         free = disk.free - int(MARGIN * disk.total)
         self.limit = max(0, self.used + free) if option.size is None else option.size
+        self._share = min(_SHARE, self.limit >> 12)
 
     @property
     def used(self) -> int:
@@ -122,13 +125,18 @@ class Entries:
                 fcntl.flock(self._used, fcntl.LOCK_UN)
 
     def _reserve(self, size: int) -> bool:
-        if size > 0 and self.used + size > self.limit:
-            return False
-        with self._locked():
-            used = self.used + size
-            if size > 0 and used > self.limit:
-                return False
-            os.pwrite(self._used, _COUNTER.pack(used), 0)
+        """Return whether there is room for so many bytes. They are taken for many entries at once: the lock is slow."""
+        with self._lock:
+            if self._left < size:
+                if self.used + size > self.limit:
+                    return False
+                with self._locked():
+                    taken = min(max(self._share, size), self.limit - self.used)
+                    if taken < size:
+                        return False
+                    os.pwrite(self._used, _COUNTER.pack(self.used + taken), 0)
+                self._left += taken
+            self._left -= size
         return True
 
     def read(self, bucket: str, key: bytes) -> memoryview | None:

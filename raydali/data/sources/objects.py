@@ -25,8 +25,8 @@ from raydali.data.sources.storage import ObjectPart
 from raydali.host.child import ChildDiedError, Children
 from raydali.host.cpu_times import usable_cores
 
-_PROCESSES = range(3, 9)
-"""Numbers of processes that are worth their cost; they get half of the cores."""
+_PROCESSES = range(4, 13)
+"""Numbers of processes that are worth their cost; those of all ranks of a node get two thirds of its cores."""
 _THREADS = 256
 """Threads of a process that read: four batches are read ahead at the same time."""
 _TOGETHER = 4
@@ -81,7 +81,8 @@ def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
         FileNotFoundError: one does not exist, or has another size than when it was indexed.
         StoreError: the object store does not answer; names the URI and the reason.
     """
-    number = min(usable_cores() // 2, max(_PROCESSES))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # Ray Train sets it
+    number = min(usable_cores() * 2 // 3 // ranks, max(_PROCESSES))
     if number not in _PROCESSES or len(parts) <= _TOGETHER:
         return _read(_make_cache, parts, _TOGETHER)
     pickled = None if _make_cache is None else pickle.dumps(_make_cache)

@@ -48,6 +48,15 @@ def test_contents_and_counts_are_those_of_one_process() -> None:
     assert contents(parts) == [content[1:11] for content in [*CONTENTS.values()][1:]]
 
 
+def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert contents(PARTS) == [*CONTENTS.values()]
+    assert not readers()
+    monkeypatch.setattr(objects, "usable_cores", lambda: 4 * min(objects._PROCESSES))
+    assert contents(PARTS) == [*CONTENTS.values()]
+    assert len(readers()) == 16 * 2 // 3 // 2
+
+
 def test_a_key_that_is_gone_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=mentioning("s3://apart/gone.jpg")):
         read_objects([*PARTS[:9], ObjectPart("s3://apart/gone.jpg"), *PARTS[9:]])

@@ -29,7 +29,9 @@ def prepare(folder: str, target: str, threads: int) -> None:
 def batches(setup: Setup) -> Batches:
     import grain
     import torch
+    from absl import flags
 
+    flags.FLAGS.mark_as_parsed()  # Grain reads flags that a program of absl has parsed
     transform = crops(setup.image_size)
 
     def sample(record: bytes) -> tuple[Any, int]:
