@@ -23,33 +23,41 @@ class Measured:
         records: its rows of `epochs.jsonl`.
         batch_size: of a micro-batch.
         checkpoint_every: see the option.
+        costs: of a step in each epoch of the run, if images have other sizes in later epochs, see `SizesRehearsed`.
 
     Attributes:
         workers: their number.
         on_gpus: whether they have GPUs.
         first: the first batch, and what the first step took longer.
-        step, exchange: a step with all waits, and the part of its all-reduce.
+        step, exchange: a mean step of the run with all waits, and the part of its all-reduce.
         micro_batches: of a worker in a step.
         checkpoint: for which a checkpoint holds up the training.
-        ceiling: images a second; None if it was not measured.
+        ceiling: images a second, mean of the run; None if it was not measured.
         memory_bytes, memory_total_bytes: the peak of a worker, and what its GPU has; None on a CPU.
         largest_batch_size: the largest micro-batch that fits; None on a CPU.
     """
 
-    def __init__(self, records: Sequence[Record], batch_size: int, checkpoint_every: int) -> None:
+    def __init__(
+        self, records: Sequence[Record], batch_size: int, checkpoint_every: int, costs: Sequence[float] = ()
+    ) -> None:
+        def times(each: Record) -> float:  # as long as a step of its epoch takes a mean one
+            return fmean(costs) / costs[each["epoch"]] if costs else 1.0
+
         later, newest = records[1:] or records, records[-1]["ranks"]
         self.workers, self.on_gpus = len(newest), newest[0]["device"] == "cuda"
         whole = records[0]["seconds"] + ((records[0]["validation"] or {}).get("seconds") or 0.0)
         self.first = whole * sum((records[0]["costs"] or {}).get(cause, 0.0) for cause in ("start-up", "compile"))
         steps = sum(each["ranks"][0]["steps"] for each in later)
-        trained = sum(each["seconds"] - each["checkpoint_seconds"] for each in later)
-        self.step: float = max(0.0, trained - (self.first if len(records) == 1 else 0.0)) / steps
+        started = self.first if len(records) == 1 else 0.0
+        trained = sum(times(each) * max(0.0, each["seconds"] - each["checkpoint_seconds"] - started) for each in later)
+        self.step: float = trained / steps
         ranks = [rank for each in later for rank in each["ranks"]]
         self.exchange = fmean((rank["exchange_seconds"] or 0.0) / max(1, rank["steps"]) for rank in ranks)
         self.micro_batches: float = newest[0]["images"] / newest[0]["steps"] / batch_size
         saved = len(later) + (steps // checkpoint_every if checkpoint_every else 0)
         self.checkpoint = sum(each["checkpoint_seconds"] for each in later) / saved
-        ceilings = [each["ceiling_images_per_second"] for each in records if each["ceiling_images_per_second"]]
+        known = [each for each in records if each["ceiling_images_per_second"]]
+        ceilings = [each["ceiling_images_per_second"] / times(each) for each in known]
         self.ceiling: float | None = ceilings[-1] if ceilings else None
         self._validations = [each["validation"] for each in records if each["validation"] is not None][-len(later) :]
         memory = [rank["memory"] for rank in newest]

@@ -99,6 +99,18 @@ class CeilingMeasured(Rehearsed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizesRehearsed(Event):
+    """The warm-up of a short run for all image sizes is complete.
+
+    Attributes:
+        costs: the time of a step in each epoch of the run, as a multiple of that in the first one.
+    """
+
+    event = "sizes"
+    costs: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quarantined(Event):
     """A broken sample was found.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from jobs.imagenet import Config, Data, check, train
 from raydali.errors import UsageError
-from raydali.run.events import CeilingMeasured, Rehearsed
+from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message
 from raydali.train.models.normalized import Normalized
@@ -50,8 +50,9 @@ def test_resumes_inside_of_each_size_on_other_workers(tmp_path: Path, digits: Da
     assert [row["loss"] for row in others] == pytest.approx([row["loss"] for row in rows], rel=1e-6)
 
 
-def measured(config: Config, data: Data, folder: RunFolder) -> list[Message]:
+def measured(config: Config, data: Data, folder: RunFolder, seconds: float | None = None) -> list[Message]:
     session = LocalSession(folder)
+    session.short_seconds = seconds
     with undisturbed():
         train(config, data, session)
     session.checkpoints.finish()
@@ -67,6 +68,13 @@ def test_each_size_has_its_ceiling(tmp_path: Path, digits: Data) -> None:
     assert first and second and second < 0.7 * first  # four times the pixels
     rows = folder.rows("epochs.jsonl")
     assert [row["ceiling_images_per_second"] for row in rows] == [first, second, second]
+
+
+def test_a_short_run_measures_what_all_sizes_cost(tmp_path: Path, digits: Data) -> None:
+    config = replace(GROWING, ceiling=True, epochs=9, image_size="32:64@6-7")
+    (messages,) = run_ranks(1, measured, config, digits, folder_of(tmp_path), 0.5)
+    (sizes,) = [message for message in messages if isinstance(message, SizesRehearsed)]
+    assert sizes.costs[:7] == [1.0] * 7 and 1.4 < sizes.costs[7] == sizes.costs[8]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -74,6 +74,14 @@ def test_a_run_takes_what_its_parts_take() -> None:
     assert (row["gpus"], row["estimated"], row["bandwidth"]) == (1, False, None)
 
 
+def test_images_of_other_sizes_in_later_epochs() -> None:
+    costs = [1.0, 2.0, 2.0, 2.0]  # a step of the first epoch takes 0.1 s, and a mean one 0.175
+    larger = record(80, seconds=16.5) | {"epoch": 1, "ceiling_images_per_second": 550.0}
+    for measured in (record(80) | {"epoch": 0}, larger):
+        found = Measured([first() | {"epoch": 0}, measured], 100, 0, costs)
+        assert (found.step, found.ceiling) == pytest.approx((0.175, 1100 / 1.75))
+
+
 def test_fewer_validations_and_more_checkpoints() -> None:
     run = forecast(first(), record(80, checkpoint_seconds=2.5, seconds=10.5), validations=3, checkpoint_every=20)
     assert run.measured.checkpoint == pytest.approx(0.5)

@@ -123,19 +123,20 @@ def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, ban
 def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, ended: float) -> dict[str, Any]:
     records, settings, ledger = folder.rows(EPOCHS), folder.read_json(CONFIG), folder.read_json(LEDGER)
     (group,) = ledger["groups"]
-    finish = folder.rows(EVENTS)[-1]["time"]
+    events = folder.rows(EVENTS)
     closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
     held = group["released"] - group["placed"]
     step = newest_step(folder) or 0
     sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
-    measured = Measured(records, settings["batch_size"], settings["checkpoint_every"])
+    costs = next((each["costs"] for each in events if each["event"] == "sizes"), ())
+    measured = Measured(records, settings["batch_size"], settings["checkpoint_every"], costs)
     run = Forecast(
         **{name: settings[name] for name in ("samples", "epochs", "batch_size", "checkpoint_every")},
         validations=sum(map(given.validates, range(given.epochs))),
         measured=measured,
         before_placement=group["waited"],
         starting=group["begun"] - group["placed"],
-        ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - finish,
+        ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - events[-1]["time"],
         kilowatts=None if ledger["kwh"] is None else ledger["kwh"] * 3600 / held,
         price=given.price,
         weights_bytes=sizes["best"],

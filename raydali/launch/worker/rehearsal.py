@@ -19,7 +19,7 @@ from raydali.launch.worker.step import RunParts, Step
 from raydali.measure.ceiling import Ceiling
 from raydali.measure.meter import EpochMeter
 from raydali.run.compile_cache import CompileCache
-from raydali.run.events import CeilingMeasured, Rehearsed
+from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.messages import Note
 from raydali.train.warmup import warm_up, warm_up_steps
 
@@ -62,11 +62,17 @@ class Rehearsal:
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
         if is_first and self.warm_up_inference():
             start_clock.mark("validation")
-        for epoch in reversed(self._later_epochs() if self._prepares else []):
+        is_short = run.session.short_seconds is not None  # whose ceilings show what other sizes cost
+        later, ceilings = self._later_epochs() if self._prepares or is_short else [], {}
+        for epoch in reversed(later):
             run.session.emit_once(Note(f"warm-up steps for the image size of epoch {epoch}"))
-            yield from self._warm_up(epoch, self._steps, False)
+            measured = yield from self._warm_up(epoch, self._steps, is_short)
+            ceilings[epoch] = measured.images_per_second or 0.0
             self._forget()
         yield from self._begin(run.config.ceiling and is_first, Rehearsed)
+        ceilings[self._epoch] = run.state.ceiling or 0.0
+        if is_short and later and all(ceilings.values()):
+            run.session.emit_once(SizesRehearsed(costs=self._costs(ceilings)))
         if run.config.compile:
             self.cache.save()
 
@@ -137,6 +143,15 @@ class Rehearsal:
     def _forget(self) -> None:
         for each in self._run.differentiated:
             each.expect_other_shapes()
+
+    def _costs(self, ceilings: Mapping[int, float]) -> list[float]:
+        """See `SizesRehearsed`; the ceilings are those of the first epochs of all sizes."""
+        in_epoch = self._loader.pipeline.in_epoch
+
+        def ceiling(epoch: int) -> float:
+            return next(found for first, found in ceilings.items() if in_epoch(first) == in_epoch(epoch))
+
+        return [ceilings[self._epoch] / ceiling(epoch) for epoch in range(self._run.config.epochs)]
 
     def _later_epochs(self) -> list[int]:
         """The first epoch of each further size, in order."""
