@@ -21,7 +21,7 @@ from raydali.data.sources.read_counts import COUNTS
 from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 
-_COPIES_AHEAD = 256
+_COPIES_AHEAD = 64
 """Copies that wait for their way to the owner or the disk; further ones are made before the reader goes on."""
 
 
