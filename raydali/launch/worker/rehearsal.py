@@ -62,16 +62,16 @@ class Rehearsal:
         # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
         if is_first and self.warm_up_inference():
             start_clock.mark("validation")
-        is_short = run.session.short_seconds is not None  # whose ceilings show what other sizes cost
-        later, ceilings = self._later_epochs() if self._prepares or is_short else [], {}
+        compares = run.session.short_seconds is not None and run.config.ceiling  # what the sizes cost, for a plan
+        later, ceilings = self._later_epochs() if self._prepares or compares else [], {}
         for epoch in reversed(later):
             run.session.emit_once(Note(f"warm-up steps for the image size of epoch {epoch}"))
-            measured = yield from self._warm_up(epoch, self._steps, is_short)
+            measured = yield from self._warm_up(epoch, self._steps, compares)
             ceilings[epoch] = measured.images_per_second or 0.0
             self._forget()
         yield from self._begin(run.config.ceiling and is_first, Rehearsed)
         ceilings[self._epoch] = run.state.ceiling or 0.0
-        if is_short and later and all(ceilings.values()):
+        if compares and later and all(ceilings.values()):
             run.session.emit_once(SizesRehearsed(costs=self._costs(ceilings)))
         if run.config.compile:
             self.cache.save()
