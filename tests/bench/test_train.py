@@ -78,6 +78,7 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "real / ceiling" in out
 
 
+@pytest.mark.slow
 def test_ranks_train_together_and_end_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

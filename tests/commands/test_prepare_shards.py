@@ -35,6 +35,7 @@ from tests.support.tfrecords import tfrecords
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 KINDS = "tar", "parquet"
 SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "parquet")]
+SLOWER_SIZES = [pytest.param(*each, marks=pytest.mark.slow) for each in (("tar", 32), ("parquet", 0))]
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +78,7 @@ def source(tmp_path: Path, images: list[bytes]) -> Path:
     return tmp_path / "source"
 
 
-@pytest.mark.parametrize("to", KINDS)
-@pytest.mark.parametrize("side", [0, 32])
+@pytest.mark.parametrize(("to", "side"), [("tar", 0), ("parquet", 32), *SLOWER_SIZES])
 def test_class_folders(to: str, side: int, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "target"
     prepare(source, target, to, side, workers=2)
@@ -115,7 +115,7 @@ def test_names_in_shards(source: Path, tmp_path: Path) -> None:
     assert [row["image"]["path"] for row in rows[:2]] == ["00.jpg", "00.large.0.JPEG"]
 
 
-@pytest.mark.parametrize("to", ["folder", *KINDS])
+@pytest.mark.parametrize("to", ["tar", *SLOWER])
 @pytest.mark.parametrize("kind", ["list", "tar", "parquet"])
 def test_other_sources(kind: str, to: str, images: list[bytes], tmp_path: Path) -> None:
     """With classes in another order than that of their names: 0, 2, 10."""
@@ -198,7 +198,7 @@ def test_rows_keep_their_ids(tmp_path: Path) -> None:
     assert samples(after) == samples(before)
 
 
-@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("to", ["tar", SLOWER[1]])
 def test_broken_images(to: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All kinds of damage are found by resizing, and their shards are made again when they are repaired."""
     paths = sorted((source / "train").rglob("*.JPEG"))[: len(CONTENTS)]
@@ -226,7 +226,7 @@ def test_a_truncated_image_is_found_without_decoding(source: Path, tmp_path: Pat
         prepare(source, tmp_path / "target", "tar")
 
 
-@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("to", ["tar", SLOWER[1]])
 def test_damaged_and_changed_shards_are_made_again(
     to: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,7 @@ def copied(data: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-@pytest.mark.parametrize("batch_size", [7, pytest.param(16, marks=pytest.mark.slow), 1000])
+@pytest.mark.parametrize("batch_size", [7, *(pytest.param(each, marks=pytest.mark.slow) for each in (16, 1000))])
 def test_it_is_the_same_on_any_number_of_workers(run: RunFolder, copied: Path, batch_size: int) -> None:
     broken = sorted(copied.glob("*/*"))
     for file in broken[8:24:3]:

@@ -85,7 +85,10 @@ def test_each_file_has_a_row_in_the_order_of_the_listing(
     assert {path.name for path in tmp_path.iterdir()} == {"digits", output.name}
 
 
-@pytest.mark.parametrize(("given", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")])
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "0"), pytest.param({"OMP_WAIT_POLICY": "active"}, "30000000000", marks=pytest.mark.slow)],
+)
 def test_threads_sleep_while_they_wait(
     run: RunFolder, digits: list[Path], tmp_path: Path, given: dict[str, str], spins: str
 ) -> None:

@@ -91,7 +91,9 @@ def test_names_are_shortened_in_their_middle(text: str) -> None:
         assert shown == text.replace("\udcff", "?")
 
 
-@pytest.mark.parametrize(("height", "width", "scale"), [(64, 96, 3), (300, 200, 1), (1, 5, 192)])
+@pytest.mark.parametrize(
+    ("height", "width", "scale"), [(64, 96, 3), (300, 200, 1), pytest.param(1, 5, 192, marks=pytest.mark.slow)]
+)
 def test_restored_images_are_beside_one_another(height: int, width: int, scale: int) -> None:
     def images(*colours: tuple[int, int, int]) -> torch.Tensor:
         return torch.tensor(colours, dtype=torch.uint8)[:, :, None, None].expand(-1, -1, height, width)

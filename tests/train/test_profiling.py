@@ -22,7 +22,10 @@ OF_STEPS = {"loader_wait", "step", "loop"}  # the exchange is a part of the step
 
 @pytest.mark.parametrize(
     ("asked", "found", "stages"),
-    [("3:6", "3-5", OF_STEPS), ("43:60", "43-43", OF_STEPS | {"validation", "checkpoint"})],
+    [
+        pytest.param("3:6", "3-5", OF_STEPS, marks=pytest.mark.slow),
+        ("43:60", "43-43", OF_STEPS | {"validation", "checkpoint"}),
+    ],
 )
 def test_each_rank_writes_what_it_did_in_these_steps(tmp_path: Path, asked: str, found: str, stages: set[str]) -> None:
     config = replace(DIGITS, epochs=2, global_batch_size=64, name="run", profile_steps=asked)

@@ -93,6 +93,7 @@ def test_dali_gets_no_file_that_ends_a_child_process(tmp_path: Path, monkeypatch
     assert_found(quarantine, source, "did not end within 30 s")
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank goes on without a restart, once for each file."""
     let_killers_through(monkeypatch.setattr)

@@ -275,6 +275,7 @@ def test_a_root_nearby_is_told(
         FileList.from_file(write(f"{line},a\n", place))
 
 
+@pytest.mark.slow
 def test_memory_of_many_lines(tmp_path: Path) -> None:
     names = [f"n{i % 100:08d}/n{i % 100:08d}_{i:05d}.JPEG" for i in range(50_000)]
     for folder in range(100):

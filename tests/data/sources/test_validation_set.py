@@ -178,6 +178,7 @@ def test_folders_in_object_stores(s3: PutObjects, gcs: dict[str, bytes], tmp_pat
         train_and_val("s3://nobucket/pets")
 
 
+@pytest.mark.slow
 def test_a_million_paths_take_seconds() -> None:
     many = [f"n{i % 1000:08}/n{i % 1000:08}_{i}.JPEG" for i in range(1_300_000)]
     files = LabeledFiles.from_list("/x", many, labels=np.arange(1_300_000) % 1000, classes=tuple(map(str, range(1000))))

@@ -64,7 +64,7 @@ def test_stochastic_depth_rises_linearly(name: str, blocks: int) -> None:
     assert found == pytest.approx([0.2 * index / (blocks - 1) for index in range(blocks)])
 
 
-@pytest.mark.parametrize("name", ["resnet9", "wrn40_4"])
+@pytest.mark.parametrize("name", ["resnet9", pytest.param("wrn40_4", marks=pytest.mark.slow)])
 def test_they_compile_as_one_graph(name: str) -> None:
     model = build_model(name, 10, drop_path=0.5)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)

@@ -116,12 +116,12 @@ def as_published(name: str, state: State) -> State:
 @pytest.mark.parametrize(
     ("name", "size", "options"),
     [
-        ("densenet121", 64, {}),
+        pytest.param("densenet121", 64, {}, marks=pytest.mark.slow),
         ("googlenet", 96, {"init_weights": False}),
-        ("inception_v3", 96, {"init_weights": False}),
+        pytest.param("inception_v3", 96, {"init_weights": False}, marks=pytest.mark.slow),
         pytest.param("vit_b_16", 224, {}, marks=pytest.mark.slow),
         ("regnet_y_400mf", 64, {}),
-        ("convnext_tiny", 64, {}),
+        pytest.param("convnext_tiny", 64, {}, marks=pytest.mark.slow),
         ("swin_t", 64, {}),
     ],
 )
