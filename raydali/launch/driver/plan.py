@@ -80,7 +80,7 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
             size = next(each for each in range(min(size, whole), 0, -1) if whole % each == 0)
         Console().print(f"--batch-size auto: trying {size}")
         try:
-            with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS) as folder:
+            with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS, ceiling=False) as folder:
                 settings, measured = folder.read_json(CONFIG), Measured(folder.rows(EPOCHS), size, 0)
         except UsageError as error:
             if OUT_OF_MEMORY not in str(error) or size == 1:
@@ -97,8 +97,8 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
 
 
 @contextmanager
-def _short_run(job: Job[Any], given: LaunchOptions, seconds: float) -> Iterator[RunFolder]:
-    """Run a job for a short time; yield the folder of the run, which is removed at the end.
+def _short_run(job: Job[Any], given: LaunchOptions, seconds: float, **options: Any) -> Iterator[RunFolder]:
+    """Run a job with other `options` for a short time; yield the folder of the run, which is removed at the end.
 
     Raises:
         UsageError: the job does not train by raydali's loop; and see `launch`.
@@ -107,7 +107,7 @@ def _short_run(job: Job[Any], given: LaunchOptions, seconds: float) -> Iterator[
         raise UsageError(f"{job.name} has a training loop of its own, of which raydali cannot run a part")
     folder = RunFolder(given.storage, f"plan-{secrets.token_hex(4)}")
     try:
-        launch(job, replace(given, name=folder.name, **WHOLE_RUN), _QuietConsole(), seconds)
+        launch(job, replace(given, name=folder.name, **WHOLE_RUN, **options), _QuietConsole(), seconds)
         yield folder
     finally:
         with suppress(OSError):
