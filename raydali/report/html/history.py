@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from raydali.measure.ceiling import VOID_ABOVE
@@ -188,9 +189,11 @@ class History:
     @property
     def metrics(self) -> list[str]:
         """Names of the validation metrics, without the loss; also "broken" if samples of the validation are."""
-        values = (item for epoch in self.epochs for item in epoch.values.items() if item[0].startswith(VALIDATION))
-        names = dict.fromkeys(name.removeprefix(VALIDATION) for name, value in values if value or "/broken" not in name)
-        return [name for name in names if name not in ("images", "seconds", "loss")]
+        names = dict.fromkeys(chain.from_iterable(epoch.values for epoch in self.epochs))
+        left_out = {f"{VALIDATION}{name}" for name in ("images", "seconds", "loss")}
+        metrics = [name for name in names if name.startswith(VALIDATION) and name not in left_out]
+        shown = [name for name in metrics if "/broken" not in name or any(epoch.get(name) for epoch in self.epochs)]
+        return [name.removeprefix(VALIDATION) for name in shown]
 
     @property
     def best(self) -> tuple[str, float, int] | None:
