@@ -62,6 +62,23 @@ def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, s
 
 
 @pytest.mark.slow
+def test_a_plan_starts_as_the_run_will_that_finds_the_compiled_code(env: dict[str, str], tmp_path: Path) -> None:
+    file, options = tmp_path / "plan.json", ("--workers", "1", "--compile", "--epochs", "5")
+    result = plan(env, "imagenet", "--storage", str(tmp_path), *options, "--seconds", "5", "--json", str(file))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("training once more") == 1
+    found = json.loads(file.read_text())
+    assert found["goodput"] is not None  # the ceiling of compiled code was measured
+    run = [sys.executable, "jobs/imagenet.py", "--storage", str(tmp_path), "--name", "mine", *options]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    ledger = RunFolder(str(tmp_path), "mine").read_json("ledger.json")
+    assert ledger["starting"]["compile"] < 10
+    begun = ledger["groups"][0]["begun"] - ledger["since"]
+    assert found["measured"]["start_seconds"] < begun + 10  # to compile takes longer
+
+
+@pytest.mark.slow
 def test_a_validation_ends_early_and_an_epoch_too(env: dict[str, str], tmp_path: Path) -> None:
     """An epoch of a minute is not waited for, nor its validation."""
     for split, images in (("train", 1000), ("val", 1000)):

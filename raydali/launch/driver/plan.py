@@ -28,6 +28,8 @@ WHOLE_RUN: Mapping[str, Any] = {"track": None, "trace_samples": False, "profile_
 """Options that a short run has no use for, and their values there."""
 MEMORY_SECONDS = 1.0
 """Length of a run that measures the memory."""
+COMPILED_SECONDS = 10.0
+"""A compilation that takes longer found no code of an earlier start on its node; the planned run will find it."""
 GPUS = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -117,15 +119,22 @@ def _short_run(job: Job[Any], given: LaunchOptions, seconds: float, **options: A
 def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None) -> dict[str, Any]:
     print(f"training for {seconds:g} s in a folder of its own in {given.storage}", flush=True)
     with _short_run(job, given, seconds) as folder:
-        return _found(folder, given, gpus, bandwidth, time.time())
+        (group,) = folder.read_json(LEDGER)["groups"]
+        if group["phases"].get("compile", 0.0) <= COMPILED_SECONDS:
+            return _found(folder, given, gpus, bandwidth, group["waited"])
+    print("training once more: a run that starts now finds the code that was compiled", flush=True)
+    with _short_run(job, given, seconds) as folder:
+        return _found(folder, given, gpus, bandwidth, group["waited"])
 
 
-def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, ended: float) -> dict[str, Any]:
-    records, settings, ledger = folder.rows(EPOCHS), folder.read_json(CONFIG), folder.read_json(LEDGER)
-    (group,) = ledger["groups"]
+def _found(
+    folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, waited: float
+) -> dict[str, Any]:
+    ended, records, settings = time.time(), folder.rows(EPOCHS), folder.read_json(CONFIG)
+    (group,) = folder.read_json(LEDGER)["groups"]
     events = folder.rows(EVENTS)
     closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
-    held = group["released"] - group["placed"]
+    held, kwh = group["released"] - group["placed"], folder.read_json(LEDGER)["kwh"]
     step = newest_step(folder) or 0
     sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
     costs = next((each["costs"] for each in events if each["event"] == "sizes"), ())
@@ -134,10 +143,10 @@ def _found(folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float 
         **{name: settings[name] for name in ("samples", "epochs", "batch_size", "checkpoint_every")},
         validations=sum(map(given.validates, range(given.epochs))),
         measured=measured,
-        before_placement=group["waited"],
+        before_placement=waited,
         starting=group["begun"] - group["placed"],
         ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - events[-1]["time"],
-        kilowatts=None if ledger["kwh"] is None else ledger["kwh"] * 3600 / held,
+        kilowatts=None if kwh is None else kwh * 3600 / held,
         price=given.price,
         weights_bytes=sizes["best"],
         bandwidth=None if bandwidth is None else bandwidth * 1e9,
