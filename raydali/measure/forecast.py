@@ -106,7 +106,8 @@ class Forecast:
         measured: by a short run.
         before_placement, starting, ending: seconds before workers are held, until their first batch is awaited, and
             after the last step.
-        kilowatts: of all GPUs of the short run; None if they are not measured.
+        starting_joules, watts: of all GPUs of the short run until their first batch is awaited, and after it; None if
+            they are not measured.
         price: of a worker's hour, in USD; None if it is not given.
         weights_bytes, bandwidth: see `Measured.step_of`.
     """
@@ -120,7 +121,8 @@ class Forecast:
     before_placement: float
     starting: float
     ending: float
-    kilowatts: float | None
+    starting_joules: float | None
+    watts: float | None
     price: float | None
     weights_bytes: int
     bandwidth: float | None = None
@@ -134,7 +136,9 @@ class Forecast:
         epochs = steps * step + self.validations * measured.validation(workers) + checkpoints * measured.checkpoint
         held = self.starting + measured.first + epochs + self.ending
         ceiling = measured.ceiling and measured.ceiling * workers / measured.workers
-        kilowatts = self.kilowatts and self.kilowatts * workers / measured.workers
+        kwh = None
+        if self.starting_joules is not None and self.watts is not None:
+            kwh = (self.starting_joules + self.watts * (held - self.starting)) / 3.6e6 * workers / measured.workers
         return {
             "workers": workers,
             "gpus": workers if measured.on_gpus else 0,
@@ -143,7 +147,7 @@ class Forecast:
             "epoch_seconds": round(epochs / self.epochs, 2),
             "images_per_second": round(global_batch_size / step, 1),
             "goodput": round(min(1.0, steps * global_batch_size / ceiling / held), 4) if ceiling else None,
-            "kwh": None if kilowatts is None else round(kilowatts * held / 3600, 4),
+            "kwh": None if kwh is None else round(kwh, 4),
             "cost_usd": None if self.price is None else round(self.price * held / 3600 * workers, 4),
             "estimated": measured.on_gpus and workers > measured.workers,
             "bandwidth": None if workers == measured.workers else self.bandwidth,

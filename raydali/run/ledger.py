@@ -68,7 +68,7 @@ class Held:
         phases: seconds of each phase of its start until then.
         measured: seconds in which the ceiling was measured after that.
         saved: whether a checkpoint covers all of its steps.
-        joules: energy of its GPUs; None if it is not measured.
+        joules, joules_begun: energy of its GPUs, and until its training began; None if it is not measured.
     """
 
     group: str
@@ -82,10 +82,12 @@ class Held:
     measured: float = 0.0
     saved: bool = False
     joules: float | None = None
+    joules_begun: float | None = None
 
     def start(self, at: float, phases: Mapping[str, float]) -> None:
         """Note that its first step was complete at this time, after these phases; the first ones are the driver's."""
         self.begun = max(self.placed, at - sum(phases.get(phase, 0.0) for phase in IN_FIRST_EPOCH))
+        self.joules_begun = self.joules
         names = [*phases]
         own = names[names.index("workers") + 1 :] if "workers" in names else names
         self.phases = {phase: phases[phase] for phase in own if phase not in IN_FIRST_EPOCH}

@@ -53,7 +53,8 @@ def forecast(*records: dict[str, Any], **changed: Any) -> Forecast:
         "before_placement": 5.0,
         "starting": 20.0,
         "ending": 2.0,
-        "kilowatts": 0.36,
+        "starting_joules": 2000.0,
+        "watts": 360.0,
         "price": 3.6,
         "weights_bytes": 10**8,
     } | changed
@@ -70,7 +71,7 @@ def test_a_run_takes_what_its_parts_take() -> None:
     held = row["run_seconds"] - 5
     assert row["goodput"] == pytest.approx(100_000 / 1100 / held, abs=1e-4)
     assert row["cost_usd"] == pytest.approx(held / 1000, abs=1e-4)
-    assert row["kwh"] == pytest.approx(held / 10_000, abs=1e-4)
+    assert row["kwh"] == pytest.approx((2000 + 360 * (held - 20)) / 3.6e6, abs=1e-4)
     assert (row["gpus"], row["estimated"], row["bandwidth"]) == (1, False, None)
 
 
@@ -119,7 +120,7 @@ def test_other_numbers_of_gpus() -> None:
 
 def test_what_was_not_measured_is_null() -> None:
     bare = {**record(80), "ceiling_images_per_second": None}
-    row = forecast(bare, price=None, kilowatts=None).row(1, 100)
+    row = forecast(bare, price=None, starting_joules=None).row(1, 100)
     assert (row["goodput"], row["cost_usd"], row["kwh"]) == (None, None, None)
     on_cpu = forecast(record(80, memory={"peak": GIB}, device="cpu"))
     assert on_cpu.measured.memory_bytes == GIB and on_cpu.measured.largest_batch_size is None

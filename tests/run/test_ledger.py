@@ -69,9 +69,11 @@ def test_an_epoch_of_two_groups_and_one_of_an_earlier_version() -> None:
 
 
 def test_a_run_without_failures() -> None:
-    group = held(waited=20.0, joules=7.2e6)
+    group = held(waited=20.0)
     ledger = ledger_of(group)
+    group.joules = 1.8e6
     group.start(131.0, {"imports": 8.0, "workers": 15.0, "worker start": 6.0, "model": 4.0, "first batch": 0.6})
+    group.joules = 7.2e6
     ledger.add_epoch(epoch(50, *both(group.group)))
     ledger.add_epoch(epoch(100, *both(group.group)))
     found = ledger.summary(160.0, price=1.8)
@@ -87,6 +89,7 @@ def test_a_run_without_failures() -> None:
     assert found["starting"]["workers"] == pytest.approx(2 * 20.4) and "imports" not in found["starting"]
     assert found["goodput"] == pytest.approx(2 * 2000 / 140 / 106, abs=1e-4)
     assert found["mfu"] == pytest.approx(2e12 / (106 * 1e12), abs=1e-4)
+    assert found["groups"][0]["joules_begun"] == 1.8e6
     assert found["kwh"] == 2.0 and found["cost_usd"] == pytest.approx(106 / 3600 * 1.8)
     assert found["seconds"] == {"held": 53.0, "before_placement": 20.0, "without_driver": 0.0}
     assert sum(share for _, _, share in parts_of(found)) == pytest.approx(1.0)

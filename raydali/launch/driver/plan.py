@@ -134,7 +134,7 @@ def _found(
     (group,) = folder.read_json(LEDGER)["groups"]
     events = folder.rows(EVENTS)
     closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
-    held, kwh = group["released"] - group["placed"], folder.read_json(LEDGER)["kwh"]
+    begun, trained = group["joules_begun"], group["released"] - group["begun"]
     step = newest_step(folder) or 0
     sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
     costs = next((each["costs"] for each in events if each["event"] == "sizes"), ())
@@ -146,7 +146,8 @@ def _found(
         before_placement=waited,
         starting=group["begun"] - group["placed"],
         ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - events[-1]["time"],
-        kilowatts=None if kwh is None else kwh * 3600 / held,
+        starting_joules=begun,
+        watts=None if None in (begun, group["joules"]) else (group["joules"] - begun) / trained,
         price=given.price,
         weights_bytes=sizes["best"],
         bandwidth=None if bandwidth is None else bandwidth * 1e9,
