@@ -18,12 +18,14 @@ from tests.support.pictures import encoded, photograph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 ROOT = Path(__file__).parents[2]
+IMAGES = 2048
+"""So many of 512 x 512 pixels fit into no GPU of less than 400 GB."""
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("images")
-    for split, count in (("train", 512), ("val", 16)):
+    for split, count in (("train", IMAGES), ("val", 16)):
         for id in range(count):
             path = root / split / f"class{id % 2}" / f"{id}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,15 +61,15 @@ def test_the_largest_micro_batch_is_found_and_a_larger_one_refused(images: Path,
     assert code == 0, output
     folder = RunFolder(str(tmp_path), "auto")
     size = folder.read_json("config.json")["batch_size"]
-    assert 16 <= size < 512 and size % 8 == 0
+    assert 16 <= size < IMAGES and size % 8 == 0
     (row,) = folder.rows("epochs.jsonl")
     memory = row["ranks"][0]["memory"]
     assert 0.75 < (memory["peak"] + memory["others"]) / memory["total"] < 1
     ledger = folder.read_json("ledger.json")
     assert ledger["kwh"] > 0 and ledger["mfu"] > 0
 
-    code, output = command(*common, "--batch-size", 512, "--name", "large")
+    code, output = command(*common, "--batch-size", IMAGES, "--name", "large")
     assert code == 2, output
-    told = re.search(r"--batch-size 512 does not fit into the GPU's memory: about (\d+) would fit", output)
+    told = re.search(rf"--batch-size {IMAGES} does not fit into the GPU's memory: about (\d+) would fit", output)
     assert told is not None, output
-    assert 0.5 * size < int(told[1]) < 512
+    assert 0.5 * size < int(told[1]) < IMAGES
