@@ -167,18 +167,28 @@ def _send(channel: Connection, data: bytes, buffers: list[memoryview]) -> None:
             buffer = buffer[os.write(channel.fileno(), buffer) :]
 
 
+def received(connection: socket.socket, length: int) -> memoryview:
+    """Return so many bytes.
+
+    Raises:
+        ConnectionError: the connection ended before.
+    """
+    import numpy as np
+
+    content = view = np.empty(length, np.uint8).data  # unlike a bytearray, it is not filled with zeros
+    while view:  # all at once: no other thread needs to wait for this one in between
+        if not (count := connection.recv_into(view, 0, socket.MSG_WAITALL)):
+            raise ConnectionError("the connection ended")
+        view = view[count:]
+    return content
+
+
 def _received(channel: Connection) -> tuple[Any, ...]:
     data, sizes = pickle.loads(channel.recv_bytes())
     if not sizes:
         return pickle.loads(data)  # type: ignore[no-any-return]
-    import numpy as np
-
-    content = view = np.empty(sum(sizes), np.uint8).data  # unlike a bytearray, it is not filled with zeros
     with socket.socket(fileno=os.dup(channel.fileno())) as connection:
-        while view:  # all at once: no other thread needs to wait for this one in between
-            if not (count := connection.recv_into(view, 0, socket.MSG_WAITALL)):
-                raise EOFError
-            view = view[count:]
+        content = received(connection, sum(sizes))
     ends = [*accumulate(sizes)]
     parts = [content[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     return pickle.loads(data, buffers=parts)  # type: ignore[no-any-return]

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ MARGIN = 0.05
 """Share of a disk that is left free if no size is given."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
-_COUNTER = struct.Struct("<q")
 _GROUPS_KEPT = 8
 _LEFT_SECONDS = 3600.0
 """Age of a partial entry that nobody writes any more."""
@@ -92,8 +90,6 @@ class Entries:
             if not path.is_file():
                 path.write_text(secrets.token_hex(8))
             self.node = path.read_text()
-            if os.fstat(self._used).st_size != _COUNTER.size:
-                os.pwrite(self._used, _COUNTER.pack(0), 0)
         disk = shutil.disk_usage(self.folder)
         free = disk.free - int(MARGIN * disk.total)
         self.limit = max(0, self.used + free) if option.size is None else option.size
@@ -102,7 +98,10 @@ class Entries:
     @property
     def used(self) -> int:
         """The bytes of all entries."""
-        return int(_COUNTER.unpack(os.pread(self._used, _COUNTER.size, 0))[0])
+        return int.from_bytes(os.pread(self._used, 8, 0), "little", signed=True)
+
+    def _set_used(self, size: int) -> None:
+        os.pwrite(self._used, size.to_bytes(8, "little", signed=True), 0)
 
     def count(self) -> dict[str, int]:
         """Count the bytes of each bucket's entries again: a killed process may have left the counter behind."""
@@ -112,7 +111,7 @@ class Entries:
                 if bucket.is_dir():
                     entries = glob.iglob(f"{glob.escape(bucket.path)}/[0-9a-f][0-9a-f]/*")
                     sizes[bucket.name] = sum(map(_size, entries))
-            os.pwrite(self._used, _COUNTER.pack(sum(sizes.values())), 0)
+            self._set_used(sum(sizes.values()))
         return sizes
 
     @contextlib.contextmanager
@@ -134,7 +133,7 @@ class Entries:
                     taken = min(max(self._share, size), self.limit - self.used)
                     if taken < size:
                         return False
-                    os.pwrite(self._used, _COUNTER.pack(self.used + taken), 0)
+                    self._set_used(self.used + taken)
                 self._left += taken
             self._left -= size
         return True

@@ -8,14 +8,14 @@ capacity allows; so an entry stays until its folder is removed, and what finds n
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 
 import numpy as np
 
-from raydali.data.sources.cache_entries import KEY_BYTES, Entries, checked, hash_of
+from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, hash_of
 from raydali.data.sources.cache_peers import Peers
 from raydali.data.sources.read_counts import COUNTS
 from raydali.data.sources.storage import ObjectPart
@@ -29,49 +29,41 @@ class NodeCache:
     """Reads objects through the entries of all nodes; see the module.
 
     Args:
-        entries: of this node; None if it can have none, and only reads those of other nodes.
-        peers: the servers of the other nodes, by the nodes' ids.
+        own: the entries of this node; None if it can have none, and only reads those of other nodes.
+        servers, token: of the other nodes, see `Peers`.
+        nodes: the ids of all nodes.
         earlier: the nodes of earlier worker groups, which may have what its owner lacks now.
     """
 
     def __init__(
-        self, entries: Entries | None, peers: Peers, nodes: Sequence[str], earlier: Iterable[Sequence[str]]
+        self,
+        own: CacheOption | None,
+        servers: Mapping[str, Sequence[tuple[str, int]]],
+        token: bytes,
+        nodes: Sequence[str],
+        earlier: Iterable[Sequence[str]],
     ) -> None:
-        self._entries, self._peers, self._nodes = entries, peers, [*nodes]
-        self._me = "" if entries is None else entries.node
-        known = {tuple(group) for group in earlier} - {tuple(nodes)}
-        self._groups = [self._nodes, *map(list, sorted(known))]
+        self._entries, self._peers = None if own is None else Entries(own), Peers(servers, token)
+        self._me = "" if self._entries is None else self._entries.node
+        self._groups = [tuple(nodes), *sorted({*map(tuple, earlier)} - {tuple(nodes)})]
         self._copies = ThreadPoolExecutor(2, thread_name_prefix="cache copies")
         self._waiting = threading.Semaphore(_COPIES_AHEAD)
 
-    def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
-        """See `storage.ReadsThrough`."""
-        keys, buckets = [key_of(part) for part in parts], [bucket_of(part.uri) for part in parts]
-        found: dict[int, memoryview] = {}
-        if self._entries is not None:
-            for place, (bucket, key) in enumerate(zip(buckets, keys, strict=True)):
-                if (content := self._entries.read(bucket, key)) is not None:
-                    found[place] = content
-            COUNTS.add(hits=len(found))
-        owners = [owners_of(keys, group) for group in self._groups] if len(found) < len(keys) else []
-        asked: dict[int, set[str]] = {place: {self._me} for place in range(len(keys)) if place not in found}
-        for of_group in owners:  # the owners of now, and then those of earlier
-            questions: dict[str, list[int]] = {}
-            for place in asked:
-                if place not in found and (node := of_group[place]) not in asked[place] and node in self._peers:
-                    asked[place].add(node)
-                    questions.setdefault(node, []).append(place)
-            for node, places in questions.items():
-                answers = self._peers.get(node, [(buckets[place], keys[place]) for place in places])
-                for place, raw in zip(places, answers, strict=True):
-                    if raw is not None and (content := checked(keys[place], raw)) is not None:
-                        found[place] = content
-                        COUNTS.add(peer_hits=1)
-        for place in asked:
-            if place not in found:
-                found[place] = content = fetch(parts[place])
-                self._keep(owners[0][place], buckets[place], keys[place], content)
-        return [found[place] for place in range(len(parts))]
+    def read(self, part: ObjectPart, fetch: Callable[[ObjectPart], memoryview]) -> memoryview:
+        """Return the content of a part; `fetch` reads it from its bucket."""
+        key, bucket = key_of(part), bucket_of(part.uri)
+        if self._entries is not None and (found := self._entries.read(bucket, key)) is not None:
+            COUNTS.add(hits=1)
+            return found
+        owners = [owner_of(key, group) for group in self._groups]
+        for node in dict.fromkeys(owners):  # the owner of now, and then those of earlier
+            raw = self._peers.get(node, bucket, key) if node != self._me and node in self._peers else None
+            if raw is not None and (found := checked(key, raw)) is not None:
+                COUNTS.add(peer_hits=1)
+                return found
+        content = fetch(part)
+        self._keep(owners[0], bucket, key, content)
+        return content
 
     def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview) -> None:
         if owner == self._me and self._entries is not None:
@@ -102,12 +94,9 @@ def bucket_of(uri: str) -> str:
     return f"{scheme}-{path.partition('/')[0]}"
 
 
-def owners_of(keys: Sequence[bytes], nodes: Sequence[str]) -> list[str]:
-    """Return the owner of each key: the node whose hash with the key is the largest."""
-    if len(nodes) == 1:
-        return [nodes[0]] * len(keys)
-    if not nodes:
-        return [""] * len(keys)
-    of_keys = np.array([int.from_bytes(key[:8], "little") for key in keys], np.uint64)
-    of_nodes = np.array([int(node, 16) for node in nodes], np.uint64)
-    return [nodes[place] for place in keyed(of_keys[:, None], of_nodes[None, :]).argmax(1).tolist()]
+def owner_of(key: bytes, nodes: Sequence[str]) -> str:
+    """Return the owner of a key: the node whose hash with the key is the largest, or "" if there are no nodes."""
+    if len(nodes) <= 1:
+        return "".join(nodes)
+    ids = np.array([int(node, 16) for node in nodes], np.uint64)
+    return nodes[int(keyed(int.from_bytes(key[:8], "little"), ids).argmax())]

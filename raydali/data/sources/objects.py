@@ -17,13 +17,16 @@ from functools import cache, partial
 from itertools import chain
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources import storage
 from raydali.data.sources.read_counts import COUNTS, Counts
 from raydali.data.sources.storage import ObjectPart
 from raydali.host.child import ChildDiedError, Children
 from raydali.host.cpu_times import usable_cores
+
+if TYPE_CHECKING:
+    from raydali.data.sources.node_cache import NodeCache
 
 _PROCESSES = range(4, 13)
 """Numbers of processes that are worth their cost; those of all ranks of a node get two thirds of its cores."""
@@ -33,43 +36,35 @@ _TOGETHER = 4
 """Objects that a thread of this process reads one after the other: to pass each one alone takes as long as reading."""
 
 
-class ReadsThrough(Protocol):
-    """A cache of objects."""
-
-    def read(self, parts: Sequence[ObjectPart], fetch: Callable[[ObjectPart], memoryview]) -> list[memoryview]:
-        """Return the contents of parts; `fetch` reads one from its bucket."""
-
-    def close(self) -> None:
-        """Finish what is under way."""
-
-
 _Answer = tuple[list[Any], Counts, list[logging.LogRecord]]
 """A process returns contents as buffers, which arrive as memoryviews, and its counts and its warnings since."""
-_make_cache: Callable[[], ReadsThrough] | None = None
+_make_cache: bytes | None = None
+"""The pickled function that returns the cache of a process."""
 
 
 @contextmanager
-def through_cache(make: Callable[[], ReadsThrough]) -> Iterator[None]:
+def through_cache(make: "Callable[[], NodeCache]") -> Iterator[None]:
     """Read samples through a cache in the `with` block. Each process makes its own: they share no locks or connections.
 
     Args:
         make: returns the cache of a process; it can be pickled.
     """
     global _make_cache
-    _make_cache, made = make, _cache_of(make, os.getpid())
+    _make_cache = pickle.dumps(make)
+    made = _cache_of(_make_cache, os.getpid())
     try:
         yield
     finally:
-        _make_cache = None
+        pickled, _make_cache = _make_cache, None
         _cache_of.cache_clear()
         made.close()
         if processes := _started.pop(_key(), None):
-            processes.close(_close_cache, pickle.dumps(make))
+            processes.close(_close_cache, pickled)
 
 
 @cache
-def _cache_of(make: Callable[[], ReadsThrough], _process: int) -> ReadsThrough:
-    return make()
+def _cache_of(make: bytes, _process: int) -> "NodeCache":
+    return pickle.loads(make)()  # type: ignore[no-any-return]
 
 
 def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
@@ -85,10 +80,9 @@ def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
     number = min(usable_cores() * 2 // 3 // ranks, max(_PROCESSES))
     if number not in _PROCESSES or len(parts) <= _TOGETHER:
         return _read(_make_cache, parts, _TOGETHER)
-    pickled = None if _make_cache is None else pickle.dumps(_make_cache)
     groups = _split(parts, -(-len(parts) // number))
     processes = _started.get(_key()) or _started.setdefault(_key(), Children(number))
-    answers = processes.map(_read_for_parent, [(pickled, group) for group in groups])
+    answers = processes.map(_read_for_parent, [(_make_cache, group) for group in groups])
     return [*chain.from_iterable(map(_contents, groups, answers))]
 
 
@@ -106,15 +100,18 @@ def _contents(group: Sequence[ObjectPart], answer: _Answer | Exception) -> list[
     return contents
 
 
-def _read(make: Callable[[], ReadsThrough] | None, parts: Sequence[ObjectPart], together: int) -> list[memoryview]:
+def _read(make: bytes | None, parts: Sequence[ObjectPart], together: int) -> list[memoryview]:
     """Read on many threads, each so many parts one after the other."""
     read = partial(_read_together, make)
     groups = _split(parts, together)
     return read(parts) if len(groups) <= 1 else [*chain.from_iterable(_threads(os.getpid()).map(read, groups))]
 
 
-def _read_together(make: Callable[[], ReadsThrough] | None, parts: Sequence[ObjectPart]) -> list[memoryview]:
-    return [*map(storage.fetch, parts)] if make is None else _cache_of(make, os.getpid()).read(parts, storage.fetch)
+def _read_together(make: bytes | None, parts: Sequence[ObjectPart]) -> list[memoryview]:
+    if make is None:
+        return [*map(storage.fetch, parts)]
+    read = _cache_of(make, os.getpid()).read
+    return [read(part, storage.fetch) for part in parts]
 
 
 def _split(parts: Sequence[ObjectPart], size: int) -> list[Sequence[ObjectPart]]:
@@ -145,9 +142,8 @@ _said: SimpleQueue[logging.LogRecord] = SimpleQueue()
 
 
 def _read_for_parent(asked: tuple[bytes | None, Sequence[ObjectPart]]) -> _Answer:
-    pickled, parts = asked
     _listen()
-    contents = _read(None if pickled is None else _unpickled(pickled), parts, 1)
+    contents = _read(*asked, 1)
     said = [_said.get() for _ in range(_said.qsize())]
     return [*map(pickle.PickleBuffer, contents)], COUNTS.take(), said
 
@@ -157,10 +153,5 @@ def _listen() -> None:
     logging.getLogger("raydali").addHandler(QueueHandler(_said))
 
 
-@cache
-def _unpickled(make: bytes) -> Callable[[], ReadsThrough]:
-    return pickle.loads(make)  # type: ignore[no-any-return]
-
-
 def _close_cache(make: bytes) -> None:
-    _cache_of(_unpickled(make), os.getpid()).close()
+    _cache_of(make, os.getpid()).close()

@@ -2,14 +2,15 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from raydali.data.sources import objects
 from raydali.data.sources.cache_entries import CacheOption, Entries
-from raydali.data.sources.cache_peers import Peers, Server
+from raydali.data.sources.cache_peers import serve
 from raydali.data.sources.node_cache import NodeCache, bucket_of
+from raydali.host.child import Child, ChildDiedError
 from raydali.text import GIGABYTE
 from raydali.train.worker import Worker
 
@@ -37,15 +38,14 @@ def shared_cache(
         return
     token = bytes.fromhex(worker.from_first(secrets.token_hex(16)))
     entries: Entries | None = None
-    server: Server | None = None
-    port, fault = 0, ""
+    server, port, fault = Child(), 0, ""
     try:
         entries = Entries(CacheOption.parse(option))
-        server = Server(entries.folder, entries.limit, address, token)
-        port = server.port()
-        fault = "" if port else "its server has ended"
+        port = server.call(serve, entries.folder, entries.limit, address, token)
     except OSError as error:
         fault = error.strerror or str(error)
+    except ChildDiedError:
+        fault = "its server has ended"
     earlier = [] if entries is None else entries.groups()
     members = worker.exchange([entries.node if entries else "", address, port, earlier])
     faults = worker.exchange([worker.node, fault])
@@ -65,22 +65,10 @@ def shared_cache(
 
     own = None if entries is None else CacheOption(entries.folder, entries.limit)
     try:
-        with objects.through_cache(partial(_cache, own, servers, token, nodes, groups)):
+        with objects.through_cache(partial(NodeCache, own, servers, token, nodes, groups)):
             yield
     finally:
-        if server is not None:
-            server.close()
-
-
-def _cache(
-    own: CacheOption | None,
-    servers: Mapping[str, Sequence[tuple[str, int]]],
-    token: bytes,
-    nodes: Sequence[str],
-    groups: Sequence[Sequence[str]],
-) -> NodeCache:
-    """Return the cache of a process."""
-    return NodeCache(None if own is None else Entries(own), Peers(servers, token), nodes, groups)
+        server.close()
 
 
 def _count(entries: Entries, ours: set[str], warn: Callable[[str], None]) -> None:
