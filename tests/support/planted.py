@@ -100,7 +100,7 @@ def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def slow_reads(_: int) -> None:
     """Four fifths of a second for each file, 32 at a time for each of four batches."""
-    Files.dali_reads = Files._is_local = False  # type: ignore[assignment]
+    Files.dali_reads = False  # type: ignore[assignment]
     Path.read_bytes = slowed(Path.read_bytes, 0.8)  # type: ignore[method-assign]
 
 

@@ -5,12 +5,11 @@ Flat arrays pickle without copying (protocol 5), so that the workers of a node s
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +26,6 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 
 # In s3:// URIs DALI takes ? and # for a query and a fragment, and folds // and dots as in a file path; \0 joins paths.
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
-_PARTS = 32
-_READERS = 128
-"""Threads of a process that read: as many as four batches have parts, which are read ahead at the same time."""
 _BYTES_AT_ONCE = 1 << 24
 _PATHS_AT_ONCE = 1 << 16
 
@@ -140,10 +136,10 @@ class Files:
         begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
         return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
 
-    @property
+    @cached_property
     def dali_reads(self) -> bool:
         """True if DALI reads these files by their paths: local ones. It reads few objects of a bucket at a time."""
-        return self._is_local
+        return "://" not in self.root and (self.root != "" or b"://" not in self.packed_paths.tobytes())
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
         """These files for a DALI graph, uint8 each: paths for `fn.io.file.read` if `dali_reads`, else contents.
@@ -153,11 +149,10 @@ class Files:
         Raises:
             OSError: a file cannot be read; names its path. Paths are not checked.
         """
-        return self._padded_paths(ids) if self._is_local else read_in_parts(self._contents, ids, remote=True)
-
-    @cached_property
-    def _is_local(self) -> bool:
-        return "://" not in self.root and (self.root != "" or b"://" not in self.packed_paths.tobytes())
+        if self.dali_reads:
+            return self._padded_paths(ids)
+        with reading():
+            return self._contents(ids)
 
     def _padded_paths(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         root = np.frombuffer(os.fsencode(os.path.join(self.root, "")), np.uint8)
@@ -232,24 +227,6 @@ def check_path(root: str, path: str) -> None:
             _check_key(f"{root}/{path}")
     elif not path.startswith("/"):
         _check_key(absolute(path))
-
-
-def read_in_parts(
-    contents: Callable[[NDArray[np.int64]], list[NDArray[np.uint8]]], ids: NDArray[np.int64], *, remote: bool
-) -> list[NDArray[np.uint8]]:
-    """Return the result of `contents` for these ids: at once for a bucket, else computed on many threads."""
-    with reading():
-        if remote:
-            return contents(ids)
-        # In parts, since passing single files between threads takes as long as reading them.
-        parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
-        return list(chain.from_iterable(_readers(os.getpid()).map(contents, parts)))
-
-
-# For each process, since a forked one has none of its parent's threads.
-@cache
-def _readers(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, thread_name_prefix="readers")
 
 
 def absolute(root: str) -> str:

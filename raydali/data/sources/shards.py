@@ -10,9 +10,11 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,13 +23,17 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.file_rules import describe_skipped
-from raydali.data.sources.files import absolute, digest, only_names, read_in_parts
+from raydali.data.sources.files import absolute, digest, only_names
 from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
+
+_PARTS = 32
+_READERS = 128
+"""Threads of a process that read: as many as four batches have parts, which are read ahead at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -183,17 +189,20 @@ class Shards:
         Raises:
             StoreError: an image cannot be read, or the size of its shard has changed; names it.
         """
-        return read_in_parts(self._contents, ids, remote=self.in_ranges and "://" in self.root)
+        with reading():
+            if "://" in self.root and self.in_ranges:
+                with suppress(OSError):  # which one, and why, is found below
+                    places = zip(self.offsets[ids].tolist(), self.lengths[ids].tolist(), strict=True)
+                    wanted = [
+                        storage.ObjectPart(self.shard(id), offset, length, self._size(id))
+                        for id, (offset, length) in zip(ids.tolist(), places, strict=True)
+                    ]
+                    return [np.frombuffer(content, np.uint8) for content in read_objects(wanted)]
+            # In parts, since passing single files between threads takes as long as reading them.
+            parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
+            return [*chain.from_iterable(_readers(os.getpid()).map(self._contents, parts))]
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        if "://" in self.root and self.in_ranges:
-            with suppress(OSError):  # which one, and why, is found below
-                parts = zip(self.offsets[ids].tolist(), self.lengths[ids].tolist(), strict=True)
-                wanted = [
-                    storage.ObjectPart(self.shard(id), offset, length, self._size(id))
-                    for id, (offset, length) in zip(ids.tolist(), parts, strict=True)
-                ]
-                return [np.frombuffer(content, np.uint8) for content in read_objects(wanted)]
         return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
 
     def _content(self, id: int) -> bytes:
@@ -220,6 +229,12 @@ class Shards:
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
+
+
+# For each process, since a forked one has none of its parent's threads.
+@cache
+def _readers(_process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_READERS, thread_name_prefix="readers")
 
 
 def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:
