@@ -17,6 +17,7 @@ batches in flight are therefore run again in smaller and smaller parts (`failing
 """
 
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ FAILURES = 3
 """Errors of DALI after which files are tried before DALI gets them."""
 TRIES = 8
 """How often a file is tried that may have killed a process: damage to memory does not always end it."""
+MAX_SUSPECTED = 32
+"""How many of the files that a process decoded last are suspected if it dies, whichever batch they were of."""
 MAX_LOADS = 100
 """Batches that are tried. If more are needed, the cause is another one, such as the GPU's memory."""
 _TAIL = 16
@@ -81,6 +84,7 @@ class Screening:
     def __init__(self, quarantine: Quarantine, gpu: int | None, threads: int) -> None:
         self._quarantine, self._gpu, self._threads = quarantine, gpu, threads
         self._child = Child()
+        self._decoded = deque[tuple[int, bytes]](maxlen=MAX_SUSPECTED)  # by this child process: ids and files
         self._failures = 0
         self._tried = np.zeros(len(quarantine.sound), np.bool_)
 
@@ -147,10 +151,10 @@ class Screening:
             for place in np.flatnonzero(chosen)
             if plain_shape(files[place].data) is not None and int(read.ids[place]) not in self._quarantine.known
         ]
-        reasons = self._refused([bytes(read.files[column][place]) for column, place in places], alone=alone)
+        files = [(int(read.ids[place]), bytes(read.files[column][place])) for column, place in places]
+        reasons = self._refused(files, alone=alone)
         self._tried[read.ids[chosen]] = True
-        for number, reason in reasons.items():
-            id = int(read.ids[places[number][1]])
+        for id, reason in reasons.items():
             if isinstance(reason, ChildDiedError):
                 self._quarantine.mark_broken(id, reason)
             elif id not in self._quarantine.for_pillow:
@@ -158,40 +162,39 @@ class Screening:
                 self._quarantine.examine([id], again=True)
         return bool(reasons)
 
-    def _refused(self, files: list[bytes], *, alone: bool) -> dict[int, str | ChildDiedError]:
-        """Return why DALI refuses files, by their place; a ChildDiedError for one that ends its process."""
+    def _refused(self, files: list[tuple[int, bytes]], *, alone: bool) -> dict[int, str | ChildDiedError]:
+        """Return why DALI refuses files, by their ids; a ChildDiedError for one that ends its process."""
         found: dict[int, str | ChildDiedError] = {}
         size, times = (1, TRIES) if alone else (max(1, len(files)), 1)
         waiting = [range(first, first + size) for first in range(0, len(files), size)]
-        before: list[int] = []  # what this child process has decoded
         while waiting:
             part = waiting.pop()
             try:
-                tried = [files[place] for place in part for _ in range(times)]
+                tried = [files[place][1] for place in part for _ in range(times)]
                 reasons = self._child.call(refused, tried, self._gpu, self._threads)
             except ChildDiedError as died:
                 if len(part) == 1:
-                    found[self._culprit(files, [part[0], *reversed(before)])] = died
+                    found[self._culprit([files[part[0]], *reversed(self._decoded)])] = died
                 else:
                     waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
-                before = []
+                self._decoded.clear()
             else:
-                found.update((part[place // times], reason) for place, reason in reasons.items())
-                before += part
+                found.update((files[part[place // times]][0], reason) for place, reason in reasons.items())
+                self._decoded.extend(files[place] for place in part)
         return found
 
-    def _culprit(self, files: list[bytes], places: list[int]) -> int:
-        """Return which of these files ends a new child process; the first one if none does.
+    def _culprit(self, files: list[tuple[int, bytes]]) -> int:
+        """Return the id of the file that ends a new child process; the first one's if none does.
 
         A file may damage memory, of which the process dies later, while it decodes another file.
         """
-        for place in places:
+        for id, file in files:
             self._child.close()
             try:
-                self._child.call(refused, [files[place]] * TRIES, self._gpu, self._threads)
+                self._child.call(refused, [file] * TRIES, self._gpu, self._threads)
             except ChildDiedError:
-                return place
-        return places[0]
+                return id
+        return files[0][0]
 
     def close(self) -> None:
         """End the child process."""

@@ -22,7 +22,7 @@ from raydali.data.tasks.classification import TrainImages
 from raydali.host.child import Child
 from tests.support.broken import folder
 from tests.support.cluster import ROOT
-from tests.support.killers import dies_of_killers, killer, let_killers_through, pixels_of
+from tests.support.killers import dies_late, dies_of_killers, killer, let_killers_through, pixels_of
 
 SAMPLES, KILLERS = 160, (20, 110)
 STREAM = Stream(samples=SAMPLES, epochs=1, batch_size=4, global_batch_size=4, seed=3)
@@ -91,6 +91,25 @@ def test_dali_gets_no_file_that_ends_a_child_process(tmp_path: Path, monkeypatch
             seen += batch.ids.tolist()
     assert seen == expected
     assert_found(quarantine, source, "did not end within 30 s")
+
+
+def test_a_child_process_that_dies_in_a_later_batch_dies_of_the_file_that_damaged_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_killers_through(monkeypatch.setattr)
+    monkeypatch.setattr(screening, "refused", dies_late)
+    source = folder(tmp_path, 3, {})
+    Path(source.path(1)).write_bytes(killer())
+    quarantine = Quarantine(3, seed=3)
+    quarantine.in_flight_at_death = {0, 1, 2}
+    screened = screening.Screening(quarantine, None, 1)
+    try:
+        for id in range(3):
+            file = np.frombuffer(Path(source.path(id)).read_bytes(), np.uint8)
+            screened._try_first(screening.Read(np.array([id]), [[file]]))
+    finally:
+        screened.close()
+    assert {*quarantine.known} == {1}
 
 
 @pytest.mark.slow
