@@ -123,7 +123,7 @@ def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, ban
         if group["phases"].get("compile", 0.0) <= COMPILED_SECONDS:
             return _found(folder, given, gpus, bandwidth, group["waited"])
     print("training once more: a run that starts now finds the code that was compiled", flush=True)
-    with _short_run(job, given, seconds) as folder:
+    with _short_run(job, given, seconds) as folder:  # this one has waited since the driver began, for the first, too
         return _found(folder, given, gpus, bandwidth, group["waited"])
 
 
