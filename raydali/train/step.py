@@ -161,16 +161,20 @@ class ForwardBackward:
 
         It computes loss and gradients of fewer samples, and communicates with no other rank.
         """
+
+        def memory(size: int) -> dict[str, int]:  # whose tensors are free again when it ends
+            with self._precision.autocast():
+                loss = self.loss(*(each[:size] for each in inputs))
+            torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            return memory_of(inputs[0].device)
+
         size = len(inputs[0])
         while size > 1:
             size //= 2
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             with suppress(torch.OutOfMemoryError):
-                with self._precision.autocast():
-                    loss = self.loss(*(each[:size] for each in inputs))
-                torch.autograd.grad(loss, self._parameters, allow_unused=True)
-                return largest_batch(memory_of(inputs[0].device), size)
+                return largest_batch(memory(size), size)
         return None
 
     def expect_other_shapes(self) -> None:

@@ -1,6 +1,7 @@
 """One optimizer step, as the training loop of a job sees it. An omitted or misplaced call raises an error."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -140,12 +141,13 @@ class Step:
         if run.counts_flops:
             run.counts_flops = False
             run.state.flops_per_image = differentiated.flops_per_image(*inputs)
-        try:
+        loss: torch.Tensor | None = None
+        with suppress(torch.OutOfMemoryError):  # the error, which is gone when its block ends, holds what was computed
             loss = differentiated(*inputs, last=index == run.micro_batches - 1)
-        except torch.OutOfMemoryError as error:
+        if loss is None:
             fits = differentiated.largest_that_fits(*inputs)
             instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
-            raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}") from error
+            raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}")
         if run.micro_batches > 1:
             run.statistics.end_micro_batch(index)
         self._meter.add(loss, len(batch.ids))

@@ -1,6 +1,7 @@
 """A job's training loop: what it may not leave out."""
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -101,26 +102,34 @@ def test_a_whole_loop_trains_to_the_end(tmp_path: Path) -> None:
 def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above 10 samples the loss fails as PyTorch does; one sample takes 2 GiB of 80."""
+    """Above 5 samples the loss fails as PyTorch does; one sample takes 2 GiB of 80.
+
+    What the loss had computed when it failed is free before smaller sizes are measured.
+    """
 
     def failing(most: int) -> Loop:
         loop = Loop(tmp_path)
 
         def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            computed = images / 255
             if len(images) > most:
+                failed.append(weakref.ref(computed))
                 raise torch.OutOfMemoryError("CUDA out of memory")
             taken.append(len(images))
-            return nn.functional.cross_entropy(loop.model(images / 255), labels)
+            return nn.functional.cross_entropy(loop.model(computed), labels)
 
         monkeypatch.setattr(loop, "differentiated", lambda: loop.run.differentiated(loop.model, loss))
         return loop
 
-    taken, gib = list[int](), 2**30
+    def memory(_: torch.device) -> dict[str, int]:
+        assert failed and all(each() is None for each in failed)
+        return {"held": 4 * gib, "others": 2 * gib, "total": 80 * gib, "peak": (4 + 2 * taken[-1]) * gib}
+
+    taken, failed, gib = list[int](), list[weakref.ref[torch.Tensor]](), 2**30
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    memory = {"held": 4 * gib, "others": 2 * gib, "total": 80 * gib}
-    monkeypatch.setattr("raydali.train.step.memory_of", lambda _: {**memory, "peak": (4 + 2 * taken[-1]) * gib})
+    monkeypatch.setattr("raydali.train.step.memory_of", memory)
     with pytest.raises(UsageError, match="--batch-size 16 does not fit into the GPU's memory: about 32 would fit"):
-        failing(10).train()
+        failing(5).train()
     with pytest.raises(UsageError, match="no smaller one was found that fits"):
         failing(0).train()
 
