@@ -28,7 +28,7 @@ class Measured:
     Attributes:
         workers: their number.
         on_gpus: whether they have GPUs.
-        first: the first batch, and what the first step took longer.
+        first: the first batch, and what the first step and the first validation took longer than later ones.
         step, exchange: a mean step of the run with all waits, and the part of its all-reduce.
         micro_batches: of a worker in a step.
         checkpoint: for which a checkpoint holds up the training.
@@ -59,7 +59,10 @@ class Measured:
         known = [each for each in records if each["ceiling_images_per_second"]]
         ceilings = [each["ceiling_images_per_second"] / times(each) for each in known]
         self.ceiling: float | None = ceilings[-1] if ceilings else None
-        self._validations = [each["validation"] for each in records if each["validation"] is not None][-len(later) :]
+        validations = [each["validation"] for each in records if each["validation"] is not None]
+        self._validations = validations[-len(later) :]
+        for seen in validations[: -len(later)]:
+            self.first += max(0.0, seen["seconds"] - self._validated(seen["samples"]))
         memory = [rank["memory"] for rank in newest]
         self.memory_bytes = max(each["peak"] + each.get("others", 0) for each in memory)
         self.memory_total_bytes = min((each["total"] for each in memory if "total" in each), default=None)
@@ -68,14 +71,16 @@ class Measured:
 
     def validation(self, workers: int) -> float:
         """Return the time of a whole validation by so many workers, of which the short run may have seen a part."""
+        return self._validated(self._validations[-1]["all_samples"] / workers) if self._validations else 0.0
+
+    def _validated(self, samples: float) -> float:
         times = []
         for seen in self._validations:
-            samples, pace = seen["all_samples"] / workers, seen["sample_seconds"]
-            if pace is None:  # a single batch
+            if (pace := seen["sample_seconds"]) is None:  # a single batch
                 times.append(seen["seconds"] * max(1.0, samples / max(1, seen["samples"])))
             else:
                 times.append(max(0.0, seen["seconds"] - pace * seen["samples"]) + pace * samples)
-        return fmean(times) if times else 0.0
+        return fmean(times)
 
     def step_of(self, workers: int, micro_batches: int, weights_bytes: int, bandwidth: float | None) -> float:
         """Return the time of a step of so many workers, each with so many micro-batches.

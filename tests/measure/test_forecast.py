@@ -102,6 +102,13 @@ def test_a_validation_of_one_batch_grows_with_its_samples() -> None:
     assert forecast(few).measured.validation(1) == pytest.approx(3.0)
 
 
+def test_what_the_first_validation_takes_longer_is_a_part_of_the_start() -> None:
+    validation = {**first()["validation"], "seconds": 9.0}  # 6 s more than later ones
+    started = {**first(), "validation": validation, "costs": {"start-up": 2 / (4 + 9)}}
+    measured = forecast(started, record(80)).measured
+    assert (measured.first, measured.validation(1)) == pytest.approx((2.0 + 6.0, 11.0))
+
+
 def test_other_numbers_of_gpus() -> None:
     one = forecast(first(), record(80))
     row = one.row(4, 400)
