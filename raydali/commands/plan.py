@@ -9,6 +9,7 @@ It trains for a short time as the job would, on the machines that are there, in 
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass
 
 import tyro
@@ -57,6 +58,6 @@ def main(options: Plan) -> None:
         require_writable("--json", options.json)
     file = find_job(options.job)
     own = {name: value for name, value in asdict(options).items() if name not in ("job", "of_job")}
-    os.environ[PLAN] = json.dumps(own)
+    os.environ[PLAN] = json.dumps(own | {"since": time.time()})
     os.environ[PROGRAM] = f"raydali plan {options.job}"
     os.execv(sys.executable, [sys.executable, str(file), *options.of_job])

@@ -19,6 +19,11 @@ Mark = tuple[str, float]
 _marks: list[Mark] = []
 
 
+def begin(at: float) -> None:
+    """Let the first phase begin at this time: before it, the process was another command."""
+    _marks.append(("", at))
+
+
 def mark(phase: str) -> None:
     """Mark the end of a phase. The first one of a process began with the process."""
     if not _marks:

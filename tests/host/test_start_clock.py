@@ -23,6 +23,13 @@ def test_the_first_phase_begins_with_the_process() -> None:
     assert start_clock.phases() == {}
 
 
+def test_what_the_process_did_as_another_command_is_no_part() -> None:
+    begun = time.time() - 0.5
+    start_clock.begin(begun)
+    start_clock.mark("imports")
+    assert 0.5 <= start_clock.phases()["imports"] <= round(time.time() - begun, 3)
+
+
 def test_a_worker_continues_the_drivers_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = [("", 100.0), ("imports", 103.0), ("cluster", 105.0)]
     monkeypatch.setattr(start_clock, "_marks", [("", 109.0), ("worker start", 112.0), ("compile", 113.0)])

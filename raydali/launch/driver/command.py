@@ -119,7 +119,9 @@ def _only(config: Any, names: Iterable[str]) -> Any:  # noqa: ANN401 (a dataclas
 
 def run_job(job: Job[Any]) -> None:
     """Be the command of a job: parse its options, open its data, and train; see `run_main`."""
-    told = os.environ.pop(PLAN, None)
+    told = json.loads(os.environ.pop(PLAN, "null"))
+    if told is not None:  # a run's start has no `raydali plan` before it
+        start_clock.begin(told.pop("since"))
 
     def main() -> None:
         args = _without_auto(sys.argv[1:])
@@ -133,7 +135,7 @@ def run_job(job: Job[Any]) -> None:
             return
         from raydali.launch.driver.plan import plan
 
-        plan(job, given, **json.loads(told))
+        plan(job, given, **told)
 
     run_main(main)
 
