@@ -236,12 +236,11 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
     rows = folder.rows("epochs.jsonl")
     assert rows[-1]["samples_consumed"] == 12 * 64 and sum(row["images"] for row in rows) == 12 * 64
     events = [row["event"] for row in folder.rows("events.jsonl")]
-    is_late = "did not save a checkpoint" in (tmp_path / "train").read_text()  # on a machine with steps of 10 s
     assert [event for event in events if event != "ceiling"] == [  # measured again under load
         "chosen",
         "rehearsal",
         "start",
-        *([] if is_late else ["left"]),
+        "left",
         "interrupt",
         "resume",
         "finish",
