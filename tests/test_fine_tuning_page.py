@@ -1,4 +1,4 @@
-"""The page docs/fine-tuning.md, followed word by word by a user with an empty home."""
+"""The page docs/fine-tuning.md, followed word by word by a user with an empty home; one command gets smaller images."""
 
 import json
 import os
