@@ -219,6 +219,15 @@ except SystemExit as end:
     assert done.stdout.split() == ["2", "False"], done.stderr
 
 
+def test_a_plan_begins_its_run_without_torch() -> None:
+    """It takes seconds to import, which a run spends while Ray starts: the plan would be of a slower start."""
+    code = "import sys, jobs.imagenet, raydali.launch.driver.plan; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
+
+
 def test_options_that_a_class_names_otherwise_are_taken() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Renamed:

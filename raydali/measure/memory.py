@@ -2,8 +2,10 @@
 
 import resource
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # a plan needs this module before its run starts, which would be seconds later with PyTorch
+    import torch
 
 MARGIN = 0.08
 """Share of a GPU's memory that stays free: allocators fragment it, and images differ in size."""
@@ -13,7 +15,7 @@ ROUND = 8
 """Micro-batches are multiples of this number: tensor cores compute them faster."""
 
 
-def memory_of(device: torch.device) -> dict[str, int]:
+def memory_of(device: "torch.device") -> dict[str, int]:
     """Return the bytes that this process needs, between two steps.
 
     Returns:
@@ -22,6 +24,8 @@ def memory_of(device: torch.device) -> dict[str, int]:
     """
     if device.type != "cuda":
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    import torch
+
     free, total = torch.cuda.mem_get_info(device)
     return {
         "peak": torch.cuda.max_memory_allocated(device),
