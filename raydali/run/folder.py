@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from pyarrow import fs as arrow_fs
 
 from raydali.data.sources.reading import STORAGE_ERRNOS, errno_of, is_transient, with_retry
-from raydali.data.sources.storage import reason, refuse_secrets
+from raydali.data.sources.storage import file_system, reason, refuse_secrets
 from raydali.errors import StorageAway, UsageError
 from raydali.host.interrupts import deferred_signals
 from raydali.run import local_files
@@ -96,6 +96,8 @@ class RunFolder:
             uri += "?retry_limit_seconds=20"  # limit of a single call; the default is 15 minutes
         try:
             filesystem, path = arrow_fs.FileSystem.from_uri(uri)
+            if uri.startswith("s3://") and "?" not in uri:
+                filesystem = file_system(uri)  # which waits for longer than that of pyarrow
         except (OSError, ValueError, ImportError) as error:
             if uri.startswith("s3://") and is_transient(error):  # pyarrow asks S3 for the bucket's region
                 raise

@@ -61,6 +61,8 @@ class FlakyS3:
         self.calls = self.refused = self.sent = 0
         self.reads = Counter[str]()
         """How often it sent each object in answer to GET, by its key."""
+        self.thinks = 0.0
+        """Seconds after which each answer begins."""
         self._busy_until, self._lock = 0.0, threading.Lock()
         self._address, self._port = address, 0
         self.start()
@@ -77,6 +79,7 @@ class FlakyS3:
 
         def answer(environ: Any, start_response: Any) -> Any:
             self.calls += 1
+            time.sleep(self.thinks)
             if environ["PATH_INFO"].startswith("/_busy/"):
                 self._busy_until = time.monotonic() + float(environ["PATH_INFO"].rpartition("/")[2])
                 start_response("200 OK", [])
@@ -127,7 +130,7 @@ def flaky_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
         monkeypatch.setenv(name, value)
     bucket = boto3.resource("s3").create_bucket(Bucket="bucket")
     yield server
-    server.busy = False
+    server.busy, server.thinks = False, 0.0
     bucket.objects.all().delete()
     bucket.delete()
     server.stop()

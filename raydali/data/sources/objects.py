@@ -132,7 +132,7 @@ _told: set[str] = set()
 
 def _key() -> tuple[int, str]:
     """Return the process that starts others, as a fork does not share them, and the endpoint, which they keep."""
-    return os.getpid(), os.environ.get("AWS_ENDPOINT_URL", "")
+    return os.getpid(), storage.s3_endpoint()
 
 
 # Code of the processes.

@@ -23,8 +23,12 @@ CONNECTIONS = 128
 """Limit of connections of a process through pyarrow to S3."""
 _ATTEMPTS, _FIRST_PAUSE = 5, 0.1
 """A request that is refused or broken is repeated at once; what fails longer is an outage (reading.py)."""
+_CONNECT_SECONDS = 5
 _STALLED_SECONDS = 20
 """A connection that sends nothing for so long counts as broken."""
+_LISTED_SECONDS, _LIST_ATTEMPTS = 10, 8
+"""The same for pyarrow, which tries again for 6 s if it is refused. AWS' own limits are 1 s to connect and 3 s to be
+answered, in which a busy server does not list a large bucket."""
 _GCS_RETRY_SECONDS = 20
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
@@ -67,24 +71,33 @@ def file_system(uri: str) -> "FileSystem":
     file system once.
     """
     scheme, _, path = uri.partition("://")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL" if scheme == "s3" else "DALI_GCS_ENDPOINT_URL", "")
+    endpoint = s3_endpoint() if scheme == "s3" else os.environ.get("DALI_GCS_ENDPOINT_URL", "")
     return _open(scheme, path.partition("/")[0], endpoint, os.getpid())
+
+
+def s3_endpoint() -> str:
+    """Return the URL of the server of S3 in the environment, or an empty text: that of AWS."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
 
 
 # For each process, since a forked one must not use its parent's connections.
 @cache
 def _open(scheme: str, bucket: str, endpoint: str, _process: int) -> "FileSystem":
     import pyarrow
-    from pyarrow.fs import FileSystem, GcsFileSystem
+    from pyarrow.fs import AwsDefaultS3RetryStrategy, GcsFileSystem, S3FileSystem, resolve_s3_region
 
+    options: dict[str, Any] = {}
+    if endpoint:
+        options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
     if scheme == "s3":
         # It limits the connections of S3's client, which are 25 otherwise, however many threads there are.
         pyarrow.set_io_thread_count(max(CONNECTIONS, pyarrow.io_thread_count()))
-        return FileSystem.from_uri(f"s3://{bucket}")[0]
-    options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_GCS_RETRY_SECONDS)}
-    if endpoint:
-        options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
-    return GcsFileSystem(anonymous=os.environ.get("DALI_GCS_ANONYMOUS", "0") not in ("", "0"), **options)
+        if not endpoint:
+            options["region"] = resolve_s3_region(bucket)
+        options |= {"connect_timeout": _CONNECT_SECONDS, "request_timeout": _LISTED_SECONDS}
+        return S3FileSystem(retry_strategy=AwsDefaultS3RetryStrategy(max_attempts=_LIST_ATTEMPTS), **options)
+    anonymous = os.environ.get("DALI_GCS_ANONYMOUS", "0") not in ("", "0")
+    return GcsFileSystem(anonymous=anonymous, retry_time_limit=timedelta(seconds=_GCS_RETRY_SECONDS), **options)
 
 
 class ObjectPart(NamedTuple):
@@ -128,7 +141,7 @@ def fetch(part: ObjectPart) -> memoryview:
     if part.length == 0:
         return memoryview(b"")
     try:
-        store = _s3(bucket, os.environ.get("AWS_ENDPOINT_URL", ""), os.getpid()) if scheme == "s3" else None
+        store = _s3(bucket, s3_endpoint(), os.getpid()) if scheme == "s3" else None
         content, size = _by_arrow(part) if store is None else _from_s3(store, key, part)
     except OSError as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else StoreError
@@ -207,7 +220,11 @@ def _s3(bucket: str, endpoint: str, _process: int) -> "S3Store | None":
     return S3Store(
         bucket,
         **options,
-        client_options={"allow_http": True, "connect_timeout": "5s", "read_timeout": f"{_STALLED_SECONDS}s"},
+        client_options={
+            "allow_http": True,
+            "connect_timeout": f"{_CONNECT_SECONDS}s",
+            "read_timeout": f"{_STALLED_SECONDS}s",
+        },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=_STALLED_SECONDS)},
     )
 

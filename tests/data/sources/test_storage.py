@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyarrow.fs import FileSelector
 
 from raydali.data.loading.make import LoaderName, make_loader
 from raydali.data.sources import storage
@@ -14,7 +15,8 @@ from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError
-from tests.support.object_stores import PutObjects
+from raydali.run.folder import RunFolder
+from tests.support.object_stores import FlakyS3, PutObjects
 from tests.support.pictures import encoded, files, photograph
 
 TRAIN = TrainImages(image_size=32, seed=3)
@@ -55,6 +57,17 @@ def test_a_process_opens_a_store_once_and_for_itself(remote: LabeledFiles, monke
     assert storage.file_system(remote.path(3)) is opened
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert storage.file_system(remote.root) is not opened
+
+
+def test_a_server_that_answers_after_seconds_is_awaited(flaky_s3: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS' own client asks again after 3 s, again and again."""
+    RunFolder("s3://bucket/runs", "run").write_json("config.json", {})
+    assert RunFolder("s3://bucket/runs", "run").filesystem is storage.file_system("s3://bucket")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", flaky_s3.url)
+    flaky_s3.thinks, flaky_s3.calls = 3.5, 0
+    found = storage.file_system("s3://bucket").get_file_info(FileSelector("bucket/runs", recursive=True))
+    assert (len(found), flaky_s3.calls) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["dali", "torch"])
