@@ -1,14 +1,17 @@
 """A void ceiling is measured again behind an epoch, with the captured step, and the run knows nothing of it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from jobs.imagenet import DIGITS, train
+from raydali.launch.worker import rehearsal
 from raydali.measure import ceiling
 from raydali.train import warmup
 from tests.support.digits import digits_data
@@ -16,20 +19,45 @@ from tests.support.ranks import LocalSession, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 CONFIG = replace(DIGITS, epochs=4, batch_size=64, global_batch_size=64, ema_decay=0.9, name="run")
+DEVICE = torch.device("cuda", 0)
+NOISE = 0.15
+"""Four times the standard deviation of the ratio of two losses: the compiled step adds in no fixed order, and six such
+runs without a measurement had losses of 0.534 to 0.581 in their third epoch, and of 0.368 to 0.397 in their fourth."""
+
+
+def tensors_of(modules: Sequence[nn.Module], optimizer: Optimizer) -> list[torch.Tensor]:
+    """Copies of all that a step changes."""
+    found = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    found += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return [tensor.detach().clone() for tensor in found]
 
 
 def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compiled: bool) -> list[dict[str, Any]]:
     """The epochs of a run whose first ceiling is a tiny part of the true one."""
     measured: list[float] = []
+    undone: list[bool] = []
+
+    def watched(
+        take: Any, modules: Any, optimizer: Optimizer, *args: Any, **settings: Any
+    ) -> Generator[Any, None, Any]:
+        before = tensors_of(modules, optimizer)
+        found = yield from warm_up(take, modules, optimizer, *args, **settings)
+        after = tensors_of(modules, optimizer)
+        undone.append(len(before) == len(after) and all(map(torch.equal, before, after)))
+        return found
 
     def slow(*args: Any) -> Generator[Any, None, float]:
         measured.append((yield from ceiling.ceiling_images_per_second(*args)) / (1 if measured else 10_000))
         return measured[-1]
 
-    monkeypatch.setattr(warmup, "ceiling_images_per_second", slow)
-    session = LocalSession(folder_of(path, f"{measures}"), device=torch.device("cuda", 0))
-    train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
+    warm_up = warmup.warm_up
+    with monkeypatch.context() as patched:
+        patched.setattr(warmup, "ceiling_images_per_second", slow)
+        patched.setattr(rehearsal, "warm_up", watched)
+        session = LocalSession(folder_of(path, f"{measures}"), device=DEVICE)
+        train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
     session.checkpoints.finish()
+    assert undone == [True] * (1 + measures)  # bit for bit, before the first step and behind an epoch
     assert len([row for row in session.rows if row["event"] == "ceiling"]) == measures
     return session.folder.rows("epochs.jsonl")
 
@@ -41,5 +69,5 @@ def test_a_void_ceiling_is_remeasured_with_the_captured_step(
     measured = losses(tmp_path, monkeypatch, measures=True, compiled=compiled)
     plain = losses(tmp_path, monkeypatch, measures=False, compiled=compiled)
     assert measured[0]["of_ceiling"] is None and 0 < measured[-1]["of_ceiling"] <= ceiling.VOID_ABOVE
-    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=0.05)
-    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=0.1)
+    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=NOISE)
+    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=NOISE)
