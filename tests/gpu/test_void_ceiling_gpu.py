@@ -22,7 +22,7 @@ CONFIG = replace(DIGITS, epochs=4, batch_size=64, global_batch_size=64, ema_deca
 DEVICE = torch.device("cuda", 0)
 NOISE, VALIDATION_NOISE = 0.15, 0.3
 """Compiled steps add in no fixed order: six such runs without a measurement had losses of 0.534 to 0.581 in their third
-epoch, five of them 0.304 to 0.346 in the last validation. These are 3.5 and 4 standard deviations of the ratio of two."""
+epoch, five of them 0.304 to 0.346 in the last validation. Limits: 3.5 and 4 standard deviations of a ratio."""
 
 
 def tensors_of(modules: Sequence[nn.Module], optimizer: Optimizer) -> list[torch.Tensor]:
