@@ -20,9 +20,6 @@ from tests.support.ranks import LocalSession, folder_of
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 CONFIG = replace(DIGITS, epochs=4, batch_size=64, global_batch_size=64, ema_decay=0.9, name="run")
 DEVICE = torch.device("cuda", 0)
-NOISE, VALIDATION_NOISE = 0.15, 0.3
-"""Compiled steps add in no fixed order: six such runs without a measurement had losses of 0.534 to 0.581 in their third
-epoch, five of them 0.304 to 0.346 in the last validation. Limits: 3.5 and 4 standard deviations of a ratio."""
 
 
 def tensors_of(modules: Sequence[nn.Module], optimizer: Optimizer) -> list[torch.Tensor]:
@@ -69,5 +66,5 @@ def test_a_void_ceiling_is_remeasured_with_the_captured_step(
     measured = losses(tmp_path, monkeypatch, measures=True, compiled=compiled)
     plain = losses(tmp_path, monkeypatch, measures=False, compiled=compiled)
     assert measured[0]["of_ceiling"] is None and 0 < measured[-1]["of_ceiling"] <= ceiling.VOID_ABOVE
-    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=NOISE)
-    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=VALIDATION_NOISE)
+    assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=0.05)
+    assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=0.1)
