@@ -240,6 +240,7 @@ def test_training_interrupting_and_resuming_on_your_own_data(home: Path, env: di
         "chosen",
         "rehearsal",
         "start",
+        "checkpoint",
         "left",
         "interrupt",
         "resume",

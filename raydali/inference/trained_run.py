@@ -25,7 +25,7 @@ from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundRun, found_run
 from raydali.inference.kinds.kind import Columns, Kind
 from raydali.launch.defaults import defaults_of, resolve
-from raydali.launch.driver.resume import previous_run
+from raydali.launch.driver.resume import read_settings
 from raydali.run.find import MANIFEST, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
@@ -199,9 +199,7 @@ def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | No
         weights = _best(folder, found.facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    earlier = previous_run(folder, defaults_of(options))
-    assert earlier is not None, "find_run has found its config.json"
-    settings = earlier.settings
+    settings = read_settings(folder, defaults_of(options))
     known = {each.name for each in fields(options)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
     try:

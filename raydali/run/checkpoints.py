@@ -17,9 +17,9 @@ from typing import Any
 from raydali.data.sources.reading import with_retry
 from raydali.data.sources.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
-from raydali.run.events import CheckpointFailed, CheckpointRefused, Event
-from raydali.run.find import MANIFEST, name_of, newest_first, step_of
-from raydali.run.folder import EPOCHS, RunFolder
+from raydali.run.events import CheckpointFailed, CheckpointRefused, Event, FirstCheckpoint
+from raydali.run.find import MANIFEST, REFUSED, lost_checkpoint, name_of, newest_first, step_of
+from raydali.run.folder import RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.train import checkpoint_file
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError
@@ -29,7 +29,6 @@ KEPT = 3
 """Number of the newest checkpoints to keep; older ones are deleted."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
 """The run ends after this number of consecutive failed saves if they also took this time."""
-REFUSED = "refused.json"
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class CheckpointStore:
         self._thread: threading.Thread | None = None
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
+        self._is_first = True
         self.error: BaseException | None = None
 
     # -- Saving
@@ -161,6 +161,9 @@ class CheckpointStore:
         manifest = checkpoint_file.manifest({FILE_NAME: contents}, step=unsaved.step, world_size=world_size)
         self._folder.write(f"{name}/{MANIFEST}", manifest)
         self._unsaved, self._failures = None, 0
+        if self._is_first:
+            self._emit(FirstCheckpoint(step=unsaved.step))
+            self._is_first = False
         self._tidy(unsaved.step)
 
     def _failed(self, why: str) -> None:
@@ -225,8 +228,8 @@ class CheckpointStore:
 
     def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
-        last = ""
-        for name in newest_first(self._folder):
+        last, names = "", newest_first(self._folder)
+        for name in names:
             if not self._folder.exists(f"{name}/{MANIFEST}"):
                 continue
             try:
@@ -239,16 +242,15 @@ class CheckpointStore:
             # If they become readable again, they will not match what the run writes from now on.
             for bad in refused:
                 self._folder.rename(f"{bad}/{MANIFEST}", f"{bad}/{REFUSED}")
+            self._is_first = False
             return state
         if refused:
             raise StorageError(
                 f"no checkpoint in {self._folder} can be used ({', '.join(refused)}; {last}): "
                 "restore one, or give another --name"
             )
-        # The third epoch's row is only written after the first epoch's checkpoint was saved.
-        refused_before = any(self._folder.exists(f"{name}/{REFUSED}") for name in newest_first(self._folder))
-        if refused_before or len(self._folder.rows(EPOCHS)) > 2:
-            raise StorageError(f"{self._folder} has epochs but no checkpoint: restore one, or give another --name")
+        if why := lost_checkpoint(self._folder, names):
+            raise StorageError(f"{self._folder} cannot go on: {why}: restore one, or give another --name")
         return None
 
     def _read(self, name: str) -> dict[str, Any]:

@@ -139,6 +139,14 @@ class StorageRetried(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstCheckpoint(Event):
+    """The first checkpoint of the run is complete: from now on, a run without one has lost it."""
+
+    event = "checkpoint"
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
     """A checkpoint could not be saved; training continues."""
 

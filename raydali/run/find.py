@@ -1,15 +1,65 @@
-"""Find the folder of a run that a command names, and the folders of its checkpoints; no PyTorch is imported."""
+"""What a folder is: a run, and which checkpoints it has, or something else. No PyTorch is imported."""
 
 import difflib
 import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pyarrow.fs import FileType
 
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
-from raydali.run.folder import CONFIG, EPOCHS, USUAL_STORAGE, RunFolder
+from raydali.run.events import FirstCheckpoint, Left, Resumed, RunFinished
+from raydali.run.folder import CONFIG, EVENTS, USUAL_STORAGE, RunFolder
+from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS
 
-MANIFEST = "manifest.json"
-"""The file that makes a checkpoint complete."""
+MANIFEST, REFUSED = "manifest.json", "refused.json"
+"""The file that makes a checkpoint complete, and the name that it gets if the checkpoint cannot be used."""
+FolderKind = Literal["empty", "run", "stuck", "foreign"]
+_WEIGHTS = ".safetensors", ".pt", ".pth"
+
+
+def look_at(folder: RunFolder) -> tuple[FolderKind, str]:
+    """Return what a folder is, and why it is stuck or foreign. Every start and every command asks before it writes.
+
+    An empty one has nothing that a new run would replace. A run can go on, or has finished; without a checkpoint, it
+    begins anew. A stuck run has lost its checkpoints. A foreign folder has weights, and is no run.
+
+    Raises:
+        UsageError: the storage cannot be read, or a line of `events.jsonl` is broken.
+    """
+    try:
+        # Without retry, so that a mistyped endpoint is reported at once.
+        is_run = folder.filesystem.get_file_info(folder.path(CONFIG)).type != FileType.NotFound
+        checkpoints = newest_first(folder)
+        best = [name for name in (BEST, BEST_OF_EARLIER_VERSIONS) if folder.exists(name)]
+        if not is_run:
+            weights = [*best, *checkpoints, *(name for name in folder.files("") if name.endswith(_WEIGHTS))]
+            why = f"it has {weights[0]}, but no {CONFIG}" if weights else lost_checkpoint(folder, checkpoints)
+            return ("foreign" if why else "empty"), why
+        if any(folder.exists(f"{name}/{MANIFEST}") for name in checkpoints):
+            return "run", ""
+        why = lost_checkpoint(folder, checkpoints) or (f"it has {best[0]}, but no checkpoint" if best else "")
+        has_finished = any(row["event"] == RunFinished.event for row in folder.rows(EVENTS))
+        return ("stuck", why) if why and not has_finished else ("run", "")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
+
+
+def lost_checkpoint(folder: RunFolder, names: Sequence[str]) -> str:
+    """Return a clause about a lost checkpoint of a run that has no complete one; empty if it has never saved one.
+
+    Args:
+        folder: the run's.
+        names: of the folders of its incomplete checkpoints, the newest first.
+    """
+    events = FirstCheckpoint.event, Left.event, Resumed.event  # earlier versions wrote only the last two
+    steps = [row["step"] for row in folder.rows(EVENTS) if row["event"] in events and row["step"]]
+    if not steps and not any(folder.exists(f"{name}/{REFUSED}") for name in names):
+        return ""
+    return f"its checkpoints are lost or incomplete, such as {names[0] if names else name_of(steps[-1])}"
 
 
 def find_run(run: str) -> RunFolder:
@@ -31,13 +81,11 @@ def find_run(run: str) -> RunFolder:
     try:
         folder.path()
     except UsageError as error:
-        why = error.__cause__
-        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {why}") from error
-    try:
-        if not (folder.exists(CONFIG) or folder.exists(EPOCHS)):
-            raise UsageError(f"{run} is not a run, since it has no {CONFIG}: give {_others(run)}")
-    except OSError as error:
-        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
+        text = f"{run} cannot be read: check name, credentials and endpoint: {error.__cause__}"
+        raise UsageError(text) from error
+    kind, why = look_at(folder)
+    if kind in ("empty", "foreign"):
+        raise UsageError(f"{run} is not a run, since {why or f'it has no {CONFIG}'}: give {_others(run)}")
     return folder
 
 
@@ -54,7 +102,7 @@ def place_of(run: str) -> str:
 def _others(run: str) -> str:
     """Return what may have been meant instead."""
     usual = os.path.expanduser(USUAL_STORAGE)  # noqa: PTH111
-    names = os.listdir(usual) if os.path.isdir(usual) else []  # noqa: PTH112, PTH208
+    names = [path.parent.name for path in Path(usual).glob(f"*/{CONFIG}")]
     near = difflib.get_close_matches(run.rstrip("/").rpartition("/")[2], names, n=3, cutoff=0.6)
     return " or ".join(near) or "a run's folder, or its name"
 

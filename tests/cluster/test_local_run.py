@@ -63,7 +63,7 @@ def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -
     assert mentions(finished, f"top1 {last['validation']['top1']:.4g} 3 {rows[best]['validation']['top1']:.4g} {best}")
     assert sum(row["images"] for row in rows) == last["samples_consumed"] == last["step"] * 64
     assert last["seconds"] >= last["loader_wait_seconds"] + last["step_seconds"] - 1e-6
-    assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "finish"]
+    assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "checkpoint", "finish"]
     assert folder.exists("best/model.safetensors")
     assert len([*Path(folder.path()).glob("checkpoint_0*")]) == 3
 
@@ -121,10 +121,10 @@ def test_killed_runs_resume_exactly_on_other_workers(home: Path, tmp_path: Path)
     assert sum(row["images"] for row in rows) == len(table)
     events = events_of(folder)
     assert events.pop(0)["event"] == "chosen"
-    assert kinds(events) == ["rehearsal", "start", "bad checkpoint", "resume", "resume", "finish"]
-    assert "bytes, not" in events[2]["reason"]
-    assert 45 <= events[3]["step"] < int(events[2]["path"].rpartition("_")[2]) and events[4]["step"] >= 160
-    assert [event.get("world_size") for event in events] == [None, 2, None, 3, 1, None]
+    assert kinds(events) == ["rehearsal", "start", "checkpoint", "bad checkpoint", "resume", "resume", "finish"]
+    assert "bytes, not" in events[3]["reason"]
+    assert 45 <= events[4]["step"] < int(events[3]["path"].rpartition("_")[2]) and events[5]["step"] >= 160
+    assert [event.get("world_size") for event in events] == [None, 2, None, None, 3, 1, None]
     # Ray's agents try to tell the dead head for 60 s, the rest goes at once.
     left = wait_until_gone([pid for pid in below if "agent" not in name_of(pid)])
     kill(below)
@@ -150,8 +150,8 @@ def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path)
     assert "interrupted" in output and "Traceback" not in output
     assert not wait_until_gone(below)
     events = events_of(folder)
-    assert kinds(events) == ["chosen", "rehearsal", "start", "left", "interrupt"]
-    assert events[3]["step"] == committed(folder)
+    assert kinds(events) == ["chosen", "rehearsal", "start", "checkpoint", "left", "interrupt"]
+    assert events[4]["step"] == committed(folder)
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None
     kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
     assert process.wait(600) == 0, (tmp_path / "log").read_text()
     events = events_of(folder)
-    assert kinds(events) == ["chosen", "rehearsal", "start", "failure", "resume", "finish"]
-    assert len(events[3]["killed"]) == 1
+    assert kinds(events) == ["chosen", "rehearsal", "start", "checkpoint", "failure", "resume", "finish"]
+    assert len(events[4]["killed"]) == 1
     config = replace(DIGITS, epochs=40, global_batch_size=64)
     assert_whole(folder, config.stream(1437))
 

@@ -153,8 +153,8 @@ def test_three_hosts_train_from_a_bucket_and_two_others_go_on(tmp_path: Path, mo
             assert_whole(folder, config.stream(IMAGES["train"]))
             assert set(read_samples(folder)["rank"].to_pylist()) == {0, 1, 2}
             events = folder.rows("events.jsonl")
-            assert [event["event"] for event in events] == ["start", "resume", "finish"]
-            assert [event.get("world_size") for event in events] == [3, 2, None]
+            assert [event["event"] for event in events] == ["start", "checkpoint", "resume", "finish"]
+            assert [event.get("world_size") for event in events] == [3, None, 2, None]
             rows = folder.rows("epochs.jsonl")
             assert [row["epoch"] for row in rows] == list(range(6))
             assert len({rank["node"] for rank in rows[-1]["ranks"]}) == 2

@@ -14,6 +14,7 @@ import torch
 
 from raydali.errors import StorageError
 from raydali.run.checkpoints import KEPT, CheckpointStore
+from raydali.run.events import Event
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights, read_model
 from raydali.train import checkpoint_file
@@ -177,12 +178,30 @@ def test_without_a_usable_checkpoint_nothing_is_touched(folder: RunFolder) -> No
         assert all(folder.exists(f"{name}/manifest.json") for name in folder.folders())
 
 
-def test_a_run_with_epochs_but_no_checkpoint_does_not_restart(folder: RunFolder) -> None:
-    for epoch in range(3):
-        assert store_of(folder).newest() is None  # killed before the first was saved
-        folder.append("epochs.jsonl", {"epoch": epoch, "step": epoch})
-    with pytest.raises(StorageError, match=mentioning("--name")):
+def test_the_first_checkpoint_is_an_event_and_a_run_that_lost_it_does_not_restart(folder: RunFolder) -> None:
+    def emit(event: Event) -> None:
+        folder.append("events.jsonl", event.row())
+
+    for _ in range(2):  # a worker group, and one after it
+        store = CheckpointStore(folder, store_of(folder)._worker, emit)
+        step = (store.newest() or {"step": 5})["step"]
+        for _ in range(2):
+            step += 5
+            store.save(step, state_of(step))
+        store.finish()
+    assert folder.rows("events.jsonl") == [{"event": "checkpoint", "step": 10}]
+    for name in folder.folders():
+        folder.remove_folder(name)
+    with pytest.raises(StorageError, match=mentioning("checkpoint_000000010 --name")):
         store_of(folder).newest()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_restarts(folder: RunFolder) -> None:
+    for epoch in range(3):
+        folder.append("epochs.jsonl", {"epoch": epoch, "step": epoch})
+    folder.append("events.jsonl", {"event": "start", "step": 0})
+    folder.write("checkpoint_000000005/state.pt", b"half")
+    assert store_of(folder).newest() is None
 
 
 def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """A run by its folder, or by its name in the usual storage."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydali.errors import UsageError
-from raydali.run.find import find_run
+from raydali.run.find import find_run, look_at
+from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning
 
 
@@ -30,3 +32,61 @@ def test_near_names_are_suggested(storage: Path) -> None:
     for given in ("tunde", str(storage / "tune")):
         with pytest.raises(UsageError, match=mentioning(f"{given} tuned")):
             find_run(given)
+
+
+def test_what_is_no_run_is_not_suggested(storage: Path) -> None:
+    (storage / "tuned2").mkdir()
+    for given in ("tuned2", str(storage / "tuned2")):
+        with pytest.raises(UsageError, match=mentioning(f"{given} config.json tuned")) as error:
+            find_run(given)
+        assert str(error.value).rpartition("give ")[2] == "tuned"
+
+
+WEIGHTS, STATE, MANIFEST = (
+    "best/model.safetensors",
+    "checkpoint_000000040/state.pt",
+    "checkpoint_000000040/manifest.json",
+)
+SAVED = [{"event": "start", "step": 0}, {"event": "checkpoint", "step": 20}]
+"""Events of a run that has saved a checkpoint."""
+
+
+@pytest.mark.parametrize(
+    ("files", "events", "kind", "why"),
+    [
+        ([], [], "empty", ""),
+        (["train.log"], [{"event": "start", "step": 0}], "empty", ""),
+        ([WEIGHTS], [], "foreign", WEIGHTS),
+        (["model.safetensors"], [], "foreign", "model.safetensors"),  # the copy of a folder best/
+        ([STATE, MANIFEST], [], "foreign", "checkpoint_000000040"),
+        ([STATE], [], "foreign", "checkpoint_000000040"),
+        (["epochs.jsonl"], SAVED, "foreign", "checkpoint_000000020"),
+        (["config.json"], [], "run", ""),
+        (["config.json", STATE, "epochs.jsonl"], SAVED[:1], "run", ""),  # killed before its first checkpoint
+        (["config.json", STATE, MANIFEST, WEIGHTS], SAVED, "run", ""),
+        (["config.json", STATE, MANIFEST, WEIGHTS], [], "run", ""),  # of an earlier version, as the next six
+        (["config.json"], [{"event": "left", "step": 0}], "run", ""),
+        (["config.json"], [{"event": "left", "step": 20}], "stuck", "checkpoint_000000020"),
+        (["config.json", STATE], [{"event": "resume", "step": 20}], "stuck", "checkpoint_000000040"),
+        (["config.json", "checkpoint_000000040/refused.json"], [], "stuck", "checkpoint_000000040"),
+        (["config.json", STATE, WEIGHTS], [], "stuck", WEIGHTS),
+        (["config.json", "best/state.pt"], [], "stuck", "best/state.pt"),
+        (["config.json", STATE], SAVED, "stuck", "checkpoint_000000040"),
+        (["config.json"], SAVED, "stuck", "checkpoint_000000020"),
+        (["config.json", WEIGHTS], [*SAVED, {"event": "finish"}], "run", ""),
+    ],
+)
+def test_what_a_folder_is(
+    folder: RunFolder, files: list[str], events: list[dict[str, Any]], kind: str, why: str
+) -> None:
+    for file in files:
+        folder.write(file, b"{}")
+    for row in events:
+        folder.append("events.jsonl", row)
+    is_now, reason = look_at(folder)
+    assert (is_now, why in reason, bool(reason)) == (kind, True, bool(why))
+    if kind in ("run", "stuck"):
+        assert find_run(str(folder)) == folder
+        return
+    with pytest.raises(UsageError, match=mentioning(why or "config.json")):
+        find_run(str(folder))

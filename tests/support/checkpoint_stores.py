@@ -5,16 +5,17 @@ from typing import Any
 import torch
 
 from raydali.run.checkpoints import CheckpointStore
-from raydali.run.events import Event
+from raydali.run.events import Event, FirstCheckpoint
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker
 
 
 class Rows(list[dict[str, Any]]):
-    """Collects the rows of events."""
+    """Collects the rows of events, but for the first checkpoint's, which every run has."""
 
     def __call__(self, event: Event) -> None:
-        self.append(event.row())
+        if not isinstance(event, FirstCheckpoint):
+            self.append(event.row())
 
 
 def store_of(folder: RunFolder, rows: Rows | None = None) -> CheckpointStore:

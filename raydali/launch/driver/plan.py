@@ -12,6 +12,7 @@ from typing import Any
 
 from raydali.errors import UsageError
 from raydali.launch.driver.launcher import launch
+from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
 from raydali.launch.options import LaunchOptions, TrainingOptions
 from raydali.measure.forecast import Forecast, Measured
@@ -72,8 +73,8 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
     Raises:
         UsageError: there are no GPUs, or not even one sample fits; and see `launch`.
     """
-    if given.name is not None and (folder := RunFolder(given.storage, given.name)).exists(CONFIG):
-        return replace(given, batch_size=folder.read_json(CONFIG)["batch_size"])
+    if given.name is not None and (earlier := previous_run(RunFolder(given.storage, given.name))) is not None:
+        return replace(given, batch_size=earlier.settings["batch_size"])
     if given.no_gpu or not (gpu_names() or os.environ.get("RAY_ADDRESS")):
         raise UsageError("--batch-size auto measures the memory of GPUs, and there are none: give a number")
     whole, size, fits = given.global_batch_size, given.batch_size, 0

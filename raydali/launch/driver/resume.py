@@ -5,10 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyarrow.fs import FileType
-
-from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
+from raydali.run.find import look_at
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
 from raydali.text import plural
 
@@ -32,28 +30,30 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
         defaults: values of settings that its version did not know.
 
     Raises:
-        UsageError: the storage does not answer, or `config.json` is broken.
+        UsageError: the run cannot go on, the folder is foreign or cannot be read, or `config.json` is broken.
     """
-    try:
-        # Without retry, so that a mistyped endpoint is reported at once.
-        if folder.filesystem.get_file_info(folder.path(CONFIG)).type == FileType.NotFound:
-            return None
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
+    kind, why = look_at(folder)
+    if kind == "empty":
+        return None
+    if kind != "run":
+        remedy = "restore one" if kind == "stuck" else "move it away"
+        raise UsageError(f"{folder} cannot be trained: {why}: {remedy}, or give another --name")
     events = folder.rows(EVENTS)
-    return PreviousRun(
-        _as_json(defaults or {}) | _settings(folder),
-        finished=any(row["event"] == "finish" for row in events),
-    )
+    return PreviousRun(read_settings(folder, defaults), finished=any(row["event"] == "finish" for row in events))
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
+def read_settings(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings of a run, with `defaults` for what its version did not know.
+
+    Raises:
+        UsageError: `config.json` is broken.
+    """
     try:
         settings = folder.read_json(CONFIG)
     except ValueError as error:
         settings = f"{error}"
     if isinstance(settings, dict):
-        return settings
+        return _as_json(defaults or {}) | settings
     raise UsageError(
         f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it, or give "
         "another --name; if the run has no checkpoint, delete it to start from the beginning"

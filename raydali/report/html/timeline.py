@@ -30,6 +30,7 @@ _STYLE = {
 _SENTENCES = {
     "quarantine": "{of} sample {id} is broken: {path}: {reason}",
     "storage retry": "{path} did not answer for {waited_seconds} s: {reason}",
+    "checkpoint": "the first checkpoint is complete, of step {step}",
     "checkpoint failed": "checkpoint {path} could not be written: {reason}",
     "bad checkpoint": "{path} cannot be used, so the previous checkpoint is tried: {reason}",
     "left": "the workers saved step {step} and left, {notice}",

@@ -1,7 +1,7 @@
 """Fresh run, resume or done: what the run's folder says, and what a resume may not change."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,12 @@ import pytest
 
 from jobs.imagenet import DIGITS, JOB
 from raydali.errors import UsageError
+from raydali.launch.driver.launcher import launch
+from raydali.launch.driver.plan import with_largest_batch
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.options import PLACEMENT_OPTIONS
+from raydali.report.console import Console
+from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
 
@@ -30,8 +34,8 @@ def test_a_folder_without_settings_is_a_fresh_run(tmp_path: Path) -> None:
     [
         ([], False),
         (["start"], False),
-        (["start", "failure", "resume", "stop"], False),
-        (["start", "interrupt", "resume", "finish"], True),
+        (["start", "failure", "stop"], False),
+        (["start", "interrupt", "finish"], True),
     ],
 )
 def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], finished: bool) -> None:
@@ -113,3 +117,28 @@ def test_settings_that_cannot_be_read_are_told_with_what_to_do(tmp_path: Path, c
     folder.write("config.json", contents)
     with pytest.raises(UsageError, match=mentioning(f"config.json {what} --name")):
         previous_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"best/model.safetensors": "weights"}, "best/model.safetensors config.json"),
+        (
+            {"checkpoint_000000020/state.pt": "state", "checkpoint_000000020/manifest.json": "{}"},
+            "checkpoint_000000020",
+        ),
+        ({"config.json": "{}", "events.jsonl": '{"event": "checkpoint", "step": 20}\n'}, "checkpoint_000000020"),
+        ({"config.json": '{"batch_size": 64}', "best/model.safetensors": "weights"}, "best/model.safetensors"),
+    ],
+)
+def test_what_is_no_run_that_can_go_on_is_refused_before_anything_is_written(
+    folder: RunFolder, files: dict[str, str], named: str
+) -> None:
+    for name, contents in files.items():
+        folder.write(name, contents.encode())
+    options = replace(DIGITS, storage=folder.uri_of_storage, name=folder.name, seed=7)
+    for start in (lambda: launch(JOB, options, Console()), lambda: with_largest_batch(JOB, options)):
+        with pytest.raises(UsageError, match=mentioning(f"{folder} {named} --name")):
+            start()
+    assert {*folder.files(""), *folder.folders()} == {name.partition("/")[0] for name in files}
+    assert {name: folder.read(name).decode() for name in files} == files

@@ -59,7 +59,7 @@ def read_only_from_7(config: Config, data: Data, folder: RunFolder, disk: Disk) 
 
 def others(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events that not every run has."""
-    return [row for row in rows if row["event"] not in ("start", "rehearsal")]
+    return [row for row in rows if row["event"] not in ("start", "rehearsal", "checkpoint")]
 
 
 def assert_complete(folder: RunFolder, data: Data) -> None:
