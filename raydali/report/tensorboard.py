@@ -19,6 +19,8 @@ from raydali.data.sources.tfrecord import as_record, records
 from raydali.run.folder import EPOCHS, RunFolder
 
 FOLDER = "tensorboard"
+_START = 1
+"""Status of the start of a session: TensorBoard drops what it has of this and later steps."""
 
 GROUPS = {
     "train": ("loss", "learning_rate"),
@@ -40,13 +42,14 @@ class TensorBoard:
     """Writes one file for each start of a run; TensorBoard shows them as one run.
 
     Epochs in `epochs.jsonl` that no file has yet, because the driver died in between, are written with the next one.
-    If a resume repeats an epoch, TensorBoard shows the later numbers.
+    If a resume repeats epochs, the start of a session makes TensorBoard drop their earlier numbers.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         # TensorBoard reads a run's files by the order of their names.
         self._file = f"{FOLDER}/events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+        self._step = math.inf
         self._begun = False
 
     def epoch(self, record: Mapping[str, Any]) -> None:
@@ -58,16 +61,28 @@ class TensorBoard:
         now, new_event = time.time(), _event_message()
         events, rows = [], [record]
         if not self._begun:
-            files = self._folder.files(FOLDER)
-            there = {event.step for file in files for event in events_of(self._folder.read(f"{FOLDER}/{file}"))}
+            there = self._steps()
             earlier = (row for row in self._folder.rows(EPOCHS) if row["step"] < record["step"])
             rows = [*(row for row in earlier if row["step"] not in there), record]
             events = [new_event(wall_time=now, file_version="brain.Event:2")]
+        if record["step"] <= self._step:  # at the first epoch of this driver, and after a restart of its workers
+            events.append(new_event(wall_time=now, step=record["step"], session_log={"status": _START}))
         for row in rows:
             values = [{"tag": tag, "simple_value": value} for tag, value in scalars(row).items()]
             events.append(new_event(wall_time=now, step=row["step"], summary={"value": values}))
         self._folder.extend(self._file, b"".join(as_record(event.SerializeToString()) for event in events))
-        self._begun = True
+        self._begun, self._step = True, record["step"]
+
+    def _steps(self) -> set[int]:
+        """Return the steps whose numbers TensorBoard shows."""
+        steps = set[int]()
+        for file in self._folder.files(FOLDER):
+            for event in events_of(self._folder.read(f"{FOLDER}/{file}")):
+                if event.session_log.status == _START:
+                    steps = {step for step in steps if step < event.step}
+                elif event.summary.value:
+                    steps.add(event.step)
+        return steps
 
 
 def events_of(contents: bytes) -> Iterator[Any]:

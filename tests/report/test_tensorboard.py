@@ -15,9 +15,17 @@ def row(epoch: int, **more: Any) -> dict[str, Any]:
 
 
 def steps(folder: RunFolder) -> list[int]:
-    """Of all events with values, file by file in TensorBoard's order."""
-    contents = [folder.read(f"{FOLDER}/{file}") for file in folder.files(FOLDER)]
-    return [event.step for each in contents for event in events_of(each) if event.summary.value]
+    """The steps that TensorBoard shows, in the order of its files.
+
+    As its `_CheckForRestartAndMaybePurge` has it: the start of a session (status 1) purges this and later steps.
+    """
+    shown = list[int]()
+    for file in folder.files(FOLDER):
+        for event in events_of(folder.read(f"{FOLDER}/{file}")):
+            if event.session_log.status == 1:
+                shown = [step for step in shown if step < event.step]
+            shown += [event.step] * bool(event.summary.value)
+    return shown
 
 
 def start(folder: RunFolder, *epochs: int) -> None:
@@ -48,7 +56,21 @@ def test_an_epoch_that_is_trained_again_is_written_again(folder: RunFolder) -> N
     start(folder, 0, 1)
     folder.keep_rows("epochs.jsonl", lambda kept: kept["epoch"] == 0)
     start(folder, 1)
-    assert steps(folder) == [10, 20, 20]
+    assert steps(folder) == [10, 20]
+
+
+def test_a_resume_from_an_older_checkpoint_shows_each_step_once(folder: RunFolder) -> None:
+    start(folder, 0, 1, 2, 3)
+    start(folder, 1)  # from the checkpoint of the first epoch; the driver dies after the next epoch's row
+    folder.keep_rows("epochs.jsonl", lambda kept: kept["epoch"] < 2)
+    folder.append("epochs.jsonl", row(2))
+    start(folder, 3)
+    assert steps(folder) == [10, 20, 30, 40]
+
+
+def test_an_epoch_that_restarted_workers_train_again_is_shown_once(folder: RunFolder) -> None:
+    start(folder, 0, 1, 2, 1, 2, 3)
+    assert steps(folder) == [10, 20, 30, 40]
 
 
 def test_records_are_framed_as_tfrecord_files_are(folder: RunFolder) -> None:
@@ -60,8 +82,10 @@ def test_records_are_framed_as_tfrecord_files_are(folder: RunFolder) -> None:
         assert of_length == masked_crc32c(contents[at : at + 8])
         assert struct.unpack_from("<I", contents, at + 12 + length) == (masked_crc32c(message),)
         at, messages = at + 16 + length, messages + 1
-    assert (at, messages) == (len(contents), 3)
-    assert [event.step for event in events_of(contents[:-1])] == [0, 10], "a last one that was cut short is left out"
+    assert (at, messages) == (len(contents), 4)
+    assert [event.step for event in events_of(contents[:-1])] == [0, 10, 10], (
+        "a last one that was cut short is left out"
+    )
 
 
 def test_a_line_becomes_numbers_by_name() -> None:
