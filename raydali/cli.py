@@ -41,7 +41,7 @@ from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
-from raydali.output import mark_warnings, parse_options
+from raydali.output import mark_warnings, one_sentence, parse_options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -114,7 +114,8 @@ def _parse(given: list[str]) -> "DataclassInstance":
         return Train(job=tuple(rest))
     if name in ("plan", "preview") and not {"-h", "--help"} & {*rest}:  # so are their other options
         command: type[Any] = COMMANDS[name]
-        own, of_job = tyro.cli(command, prog=f"raydali {name}", args=rest, config=style, return_unknown_args=True)
+        with one_sentence(prog := f"raydali {name}"):
+            own, of_job = tyro.cli(command, prog=prog, args=rest, config=style, return_unknown_args=True)
         options = replace(own, of_job=tuple(of_job))
         return options
     if name in COMMANDS:
@@ -125,7 +126,8 @@ def _parse(given: list[str]) -> "DataclassInstance":
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
         instead = f"try raydali {near[0]}" if near else "raydali --help lists all"
         raise UsageError(f"raydali has no command {name}: {instead}")
-    options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
+    with one_sentence("raydali"):
+        options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
     return options
 
 

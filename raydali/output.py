@@ -5,9 +5,9 @@ import difflib
 import json
 import logging
 import platform
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import redirect_stderr
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import fields
 from io import StringIO
 from pathlib import Path
@@ -143,20 +143,20 @@ def parse_options(options: type[Options], args: Sequence[str], prog: str, defaul
     """Parse a command line to a dataclass, whose fields are the options.
 
     Raises:
-        UsageError: an argument is none of the options; names the nearest of them.
+        UsageError: an argument is none of the options, and the nearest of them are named; or a value is none of an
+            option's.
     """
     names = [f"--{each.name.replace('_', '-')}" for each in fields(options)]  # type: ignore[arg-type]
     of_tyro: dict[str, Any] = {} if default is None else {"default": default}
-    style, said = (tyro.conf.DisallowNone,), StringIO()
+    style = (tyro.conf.DisallowNone,)
     try:
-        with redirect_stderr(said):
+        with one_sentence(prog):
             parsed, stray = tyro.cli(options, prog=prog, args=args, config=style, return_unknown_args=True, **of_tyro)
-    except SystemExit as left:
+    except UsageError:
         known = {"--help", *names, *(f"--no-{name[2:]}" for name in names)}
         given = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--"))
-        stray = [word for word in given if word not in known] if left.code else []
+        stray = [word for word in given if word not in known]
         if not stray:
-            sys.stderr.write(said.getvalue())
             raise
     if not stray:
         return cast(Options, parsed)
@@ -166,3 +166,31 @@ def parse_options(options: type[Options], args: Sequence[str], prog: str, defaul
     near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     instead = f"try {' or '.join(near)}; " if near else ""
     raise UsageError(f"{prog} has no option {word}: {instead}{prog} --help lists its options")
+
+
+@contextmanager
+def one_sentence(prog: str) -> Iterator[None]:
+    """Raise a UsageError of one line in place of the box with which tyro refuses arguments."""
+    box = StringIO()
+    try:
+        with redirect_stderr(box):
+            yield
+    except SystemExit as left:
+        if not left.code:
+            raise
+        raise UsageError(_sentence(box.getvalue(), prog)) from None
+
+
+def _sentence(box: str, prog: str) -> str:
+    """Return what a box of tyro says: a title, a text and hints, with rulers between them."""
+    parts = (" ".join(part.split()) for part in re.split("[─-]{3,}", re.sub("[│╭╮╰╯]", " ", box)))
+    _, text, hint, *_ = [*parts, "", ""]
+    if choice := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", text):
+        choices = sorted({*re.findall(r"'(.+?)'", choice[3])} - {"None"})
+        return f"{choice[2]} must be one of {', '.join(choices)}, not {choice[1]}"
+    wrong = re.match(r"Error parsing (?:\S+/)?(--\S+): .*('.*')$", text)
+    if wrong and (kind := re.search(rf"{wrong[1]} (INT|FLOAT)", hint)):
+        return f"{wrong[1]} must be {'a whole number' if kind[1] == 'INT' else 'a number'}, not {wrong[2]}"
+    text = re.sub(r"Missing value for argument '(.+)'\. Expected 1 values\.", r"\1 needs a value", text)
+    text = re.sub(r"\bSTR |\.? \(required\)", "", text.replace(f"Missing from {prog}:", f"{prog} needs:"))
+    return f"{text.rstrip('.')}: {prog} --help lists what it takes"

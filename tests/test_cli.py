@@ -193,6 +193,11 @@ def test_an_unknown_option_is_bad_usage() -> None:
         ("prepare --sizes 256 a b", "--sizes raydali prepare --help"),
         ("bench loader --stepz 3", "--stepz raydali bench loader --help"),
         ("evaluate x y", "y raydali evaluate --help"),
+        ("bench loader --seconds x", "--seconds number 'x'"),
+        ("export x --to onx", "--to onnx 'onx'"),
+        ("plan imagenet --seconds x", "--seconds number 'x'"),
+        ("evaluate", "raydali evaluate --help run"),
+        ("bench", "raydali --help loader"),
         ("preview --dta x", "--dta --data raydali preview --help"),
     ],
 )

@@ -14,6 +14,7 @@ from queue import Queue
 from threading import Thread
 from typing import Any, Literal
 
+from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.report.tensorboard import TensorBoard, scalars
 from raydali.run.folder import RunFolder
@@ -105,6 +106,10 @@ def parse_trackers(track: str | None) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(name.strip() for name in track.split(","))) if track is not None else ()
     for name in names:
+        if name == "tensorboard":
+            raise UsageError(
+                "--track tensorboard is not needed: each run writes tensorboard/; give only mlflow or wandb"
+            )
         if name not in TRACKERS:
             raise UsageError(f"--track must be names such as {','.join(TRACKERS)}, separated by commas, not {name!r}")
         spec = find_spec(name)
@@ -147,7 +152,7 @@ def tracked(
         try:
             call(value)
         except Exception as error:
-            warn(f"{name} did not receive an epoch or the end: {type(error).__name__}: {error}")
+            warn(f"{name} did not receive an epoch or the end: {type(error).__name__}: {reason(error)}")
 
     how: End = "failed"
     records: Queue[Record | None] = Queue()
@@ -159,7 +164,9 @@ def tracked(
             try:
                 tracker = TRACKERS[name](folder, settings, ids.get(name))
             except Exception as error:
-                raise UsageError(f"--track {name} cannot start: {error}; correct that, or leave it out") from error
+                raise UsageError(
+                    f"--track {name} cannot start: {reason(error)}; correct that, or leave it out"
+                ) from error
             trackers[name] = tracker
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id

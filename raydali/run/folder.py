@@ -155,7 +155,8 @@ class RunFolder:
             self.write("config.json.probe", b"")
             self.filesystem.delete_file(self.path("config.json.probe"))
         except OSError as error:
-            raise UsageError(f"--storage {self.storage} cannot be written: {reason(error)}; give another") from error
+            remedy = "correct that, or give another for a new run"
+            raise UsageError(f"--storage {self.storage} cannot be written: {reason(error)}; {remedy}") from error
 
     def exists(self, file: str) -> bool:
         """Return whether the file exists."""

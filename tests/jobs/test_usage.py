@@ -84,8 +84,8 @@ CASES = {
     "fraction-for-a-whole-number": ("--batch-size 1.5", "--batch-size.*'1.5'"),
     "word-for-a-fraction": ("--learning-rate fast", "--learning-rate.*'fast'"),
     "one-number-for-two": ("--random-area 0.5", "--random-area"),
-    "precision": ("--precision fp8", "'fp8'.*--precision(?=.*'bf16')(?=.*'fp16')(?=.*'fp32')"),
-    "loader": ("--loader tf", "'tf'.*--loader(?=.*'dali')(?=.*'torch')(?=.*'synthetic')"),
+    "precision": ("--precision fp8", "--precision (?=.*bf16)(?=.*fp16)(?=.*fp32).*'fp8'"),
+    "loader": ("--loader tf", "--loader (?=.*dali)(?=.*torch)(?=.*synthetic).*'tf'"),
     "model": ("--model resnet51", "resnet51.*resnet50"),
     "recipe": ("--recipe fashon", "--recipe fashon.*fashion"),
     "model-of-another-size": (
@@ -127,6 +127,10 @@ CASES = {
     "no-epochs": ("--epochs 0", "epochs.*at least 1.*0"),
     "image-of-nothing": ("--image-size 0", "image.size.*at least 1.*0"),
     "resize-below-image": ("--image-size 32 --resize-size 31", "resize.size.*31.*image.size.*32"),
+    # What tyro rejects
+    "no-integer": ("--epochs ten", "--epochs .*whole number.*'ten'"),
+    "no-number": ("--learning-rate 0,1", "--learning-rate .*number.*'0,1'"),
+    "no-value": ("--epochs", "--epochs needs"),
     # Numbers out of their range
     "hardware-decoder": ("--hw-decoder-load 2", r"hw.decoder.load.*0.*1.*2\.0"),
     "seed": ("--seed -1", "seed.*-1"),
@@ -168,6 +172,7 @@ CASES = {
         "--repeats 12 .* 64 .*1,437 samples.* 11",
     ),
     "repeats-of-blocks-apart": ("--repeats 2 --shuffle-block 32 --shuffle-apart", "--repeats 2 .*--no-shuffle-apart"),
+    "track-tensorboard": ("--track tensorboard", "--track tensorboard .*tensorboard/"),
     "track": ("--track tensorbard", "--track.*mlflow,wandb.*tensorbard"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),
@@ -245,17 +250,16 @@ def run_jobs(commands: dict[Path, list[str]], modules: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """The error, on one line; tyro's come in a box."""
+    """The error, one line that comes last."""
     errors = (folder / "stderr").read_text()
     output = (folder / "stdout").read_text() + errors
     assert "Traceback" not in output, output
     assert (folder / "code").read_text() == "2", output
     last = errors.splitlines()[-1]
-    assert last.startswith(("error: ", "╰")), output
+    assert last.startswith("error: "), output
     assert not (folder / "runs").exists(), sorted((folder / "runs").rglob("*"))
     assert not (folder / "executed").exists(), "a pickle was executed"
-    said = last if last.startswith("error: ") else re.sub("[│╭╮╰╯─]", " ", errors)
-    return " ".join(said.split())
+    return last
 
 
 @pytest.fixture(scope="module")

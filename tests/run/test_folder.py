@@ -6,14 +6,18 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import StorageAway, UsageError
+from raydali.run.find import find_run
 from raydali.run.folder import RunFolder
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning
@@ -230,6 +234,29 @@ def test_a_folder_that_exists_but_takes_no_files_is_refused(tmp_path: Path, monk
     monkeypatch.setattr(RunFolder, "write", read_only)
     with pytest.raises(UsageError, match="Read-only file system"):
         folder.create()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_folder_of_another_user_is_named_with_its_owner() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        storage = Path(temporary)
+        storage.chmod(0o755)
+        for name, mode in (("open", 0o755), ("closed", 0o700)):
+            (storage / name).mkdir(mode)
+            (storage / name / "config.json").write_text("{}")
+        calls: list[tuple[str, Callable[[], object]]] = [
+            (f"--storage {storage} {storage}/open belongs", RunFolder(temporary, "open").create),
+            (f"--storage {storage} {storage} belongs", RunFolder(temporary, "new").create),
+            (f"{storage}/closed belongs", lambda: find_run(f"{storage}/closed")),
+            (f"{storage}/closed belongs", lambda: LabeledFiles.scan(f"{storage}/closed")),
+        ]
+        os.seteuid(65534)
+        try:
+            for named, call in calls:
+                with pytest.raises(UsageError, match=mentioning(f"{named} 0 (root) 65534")):
+                    call()
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.usefixtures("s3")

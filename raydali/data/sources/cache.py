@@ -109,7 +109,7 @@ def built_in_folder(name: str, write: Callable[[Path], None]) -> str:
                     raise
     except OSError as error:
         raise UsageError(
-            f"cannot write built-in data to {folder}: {error.strerror}; "
+            f"cannot write built-in data to {folder}: {storage.not_permitted(error) or error.strerror}; "
             f"set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     return str(folder)

@@ -113,4 +113,4 @@ def _unlisted(data: str, root: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         here = "" if Path(data).expanduser().is_absolute() else f" in {Path.cwd()}, where the job runs"
         return f"--data {data} does not exist{here}: give {'another' if not here else 'an absolute'} path"
-    return f"--data {data} cannot be listed: {error.strerror}; make it readable"
+    return f"--data {data} cannot be listed: {storage.not_permitted(error) or error.strerror}; make it readable"

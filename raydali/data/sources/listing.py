@@ -71,7 +71,8 @@ def _list_files(root: str, of: str) -> Listing:
             if is_ignored(folder):  # a drive's lost+found is root's alone
                 del listing[folder]
                 continue
-            raise UsageError(f"{path!r} cannot be listed: {error.strerror}; make it readable or move it") from error
+            why = storage.not_permitted(error) or error.strerror
+            raise UsageError(f"{path!r} cannot be listed: {why}; make it readable or move it") from error
     return listing
 
 
@@ -160,7 +161,7 @@ def _listing(folder: str) -> dict[str, FoundFile]:
     try:
         return {file.name: file for file in folder_entries(folder) if not file.is_folder}
     except OSError as error:
-        reason = storage.reason(error) if "://" in folder else error.strerror
+        reason = storage.reason(error) if "://" in folder else storage.not_permitted(error) or error.strerror
         raise UsageError(f"{folder} cannot be listed: {reason}; give a folder that can be read") from error
 
 

@@ -4,9 +4,11 @@ Files in a clone may be pointers of Git LFS and git-annex: short texts in place 
 """
 
 import os
+import pwd
 import random
 import re
 import time
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -257,9 +259,24 @@ def is_folder(path: str) -> bool:
     return bool(found.type == FileType.Directory)
 
 
-def reason(error: OSError) -> str:
-    """A storage library's error message on one line."""
-    return " ".join(str(error).split())[:300]
+def reason(error: Exception) -> str:
+    """An error's message on one line; of what another user owns, see `not_permitted`."""
+    return not_permitted(error) or " ".join(str(error).split())[:300]
+
+
+def not_permitted(error: Exception) -> str:
+    """Return which local path belongs to which other user, if that is why the call failed; otherwise an empty text."""
+    named = re.search("'(/.+?)'", str(error))  # pyarrow's errors have no `filename`
+    if not isinstance(error, PermissionError) or named is None:
+        return ""
+    path = named[1]
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    owner, user, name = os.lstat(path).st_uid, os.geteuid(), ""
+    with suppress(KeyError):  # a container may not know it
+        name = f" ({pwd.getpwuid(owner).pw_name})"
+    belongs = f"{path} belongs to user {owner}{name}, and this process runs as user {user}"
+    return "" if owner == user else belongs
 
 
 def why_pointer(head: bytes) -> str:

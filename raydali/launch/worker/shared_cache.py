@@ -10,6 +10,7 @@ from raydali.data.sources import objects
 from raydali.data.sources.cache_entries import CacheOption, Entries
 from raydali.data.sources.cache_peers import serve
 from raydali.data.sources.node_cache import NodeCache, bucket_of
+from raydali.data.sources.storage import not_permitted
 from raydali.host.child import Child, ChildDiedError
 from raydali.text import GIGABYTE
 from raydali.train.worker import Worker
@@ -43,7 +44,7 @@ def shared_cache(
         entries = Entries(CacheOption.parse(option))
         port = server.call(serve, entries.folder, entries.limit, address, token)
     except OSError as error:
-        fault = error.strerror or str(error)
+        fault = not_permitted(error) or error.strerror or str(error)
     except ChildDiedError:
         fault = "its server has ended"
     earlier = [] if entries is None else entries.groups()

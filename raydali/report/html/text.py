@@ -78,6 +78,8 @@ def last_and_best(history: History) -> str | None:
     last, best = scores(history)
     if last == best:
         return None if best == DASH else f"{last}, the last and the best"
+    if last.partition(" in ")[0] == best.partition(" in ")[0]:
+        return f"last {last}, no better than epoch {best.split()[-1]} (best/, which evaluate, predict and export use)"
     return f"last {last}, best {best} (best/, which evaluate, predict and export use)"
 
 

@@ -1,5 +1,6 @@
 """report.html while a run goes on: when it is written, and what happens where it cannot be."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from raydali.report.html import live
+from raydali.report.html.history import History
 from raydali.report.html.live import PAUSE_SECONDS, LiveReport
 from raydali.report.html.text import last_and_best
 from raydali.run.folder import RunFolder
@@ -66,6 +68,17 @@ def test_the_best_epoch_is_that_of_the_end(folder: RunFolder, clock: Clock) -> N
     folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": 0.5}})
     report.event(event("finish", 20))
     assert mentions(last_and_best(report.history) or "", "top1 0.5 0 best") and "the best" in page_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("score", "scores"),
+    [(0.5, "0.5 1 no better 0 best/"), (0.50004, "0.5 1 no better 0 best/"), (0.75, "0.5 1 0.75 0")],
+)
+def test_a_best_score_that_looks_like_the_last_is_no_second_score(folder: RunFolder, score: float, scores: str) -> None:
+    write(folder, [record(0), record(1)], [])
+    folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": score}})
+    line = last_and_best(History.read(folder)) or ""
+    assert mentions(line, f"top1 {scores}") and len(set(re.findall(r"top1 [\d.]+", line))) == line.count("top1")
 
 
 def test_a_resume_goes_on_from_what_lies_there(folder: RunFolder, clock: Clock) -> None:
