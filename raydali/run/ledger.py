@@ -10,7 +10,7 @@ were placed, and the time without a driver, stand beside it: nobody trains then,
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -45,7 +45,7 @@ PART_OF_CAUSE: Mapping[str, str] = {
 IN_FIRST_EPOCH = "first batch", "first step"
 """The last phases of a start, which belong to the first epoch."""
 MOST_UNMEASURED = 0.01
-"""Share of the held time without a ceiling from which on goodput is not known."""
+"""Share of the held time: if more of it lacks a ceiling, goodput is not known; if more lacks operations, MFU."""
 
 
 def group_id(driver: str, number: str) -> str:
@@ -188,6 +188,14 @@ class Ledger:
         """Drop the epochs that end after this step, which will be trained again."""
         self._segments = [segment for segment in self._segments if segment.step <= step]
 
+    def _ceiling_of(self, segment: Segment) -> float | None:
+        return segment.ceiling or self.ceilings.get(segment.world_size)
+
+    def _have(self, figure: Callable[[Segment], float | None], seconds: float) -> bool:
+        """Return whether segments have this figure, but for a small share of so many seconds of workers."""
+        lacking = sum(each.seconds * each.world_size for each in self._segments if not figure(each))
+        return bool(self._segments) and lacking <= MOST_UNMEASURED * seconds
+
     def summary(self, now: float, price: float | None = None) -> dict[str, Any]:
         """Return the contents of `ledger.json`.
 
@@ -199,7 +207,7 @@ class Ledger:
         stages = {kind: defaultdict[str, float](float) for kind in ("starting", "restarting")}
         kinds = {group.group: "restarting" if group.restarts else "starting" for group in self.groups}
         for each in self._segments:
-            for part, seconds in each.parts(self.ceilings.get(each.world_size)).items():
+            for part, seconds in each.parts(self._ceiling_of(each)).items():
                 kind = kinds.get(each.group, part) if part == "starting" else part
                 parts[kind] += seconds * each.world_size
                 recorded[each.group] += seconds * each.world_size
@@ -221,10 +229,11 @@ class Ledger:
         closed, waited = held - parts["open"], sum(group.waited for group in self.groups)
         since = self.groups[0].placed - self.groups[0].waited if self.groups else now
         until = max((group.released or now for group in self.groups), default=now)
-        joules = [group.joules for group in self.groups]
+        counted = [group for group in self.groups if group.joules is not None]
+        covered = sum(((group.released or now) - group.placed) * group.workers for group in counted)
         flops = sum(each.flops for each in self._segments)
         peak = max((each.peak_flops for each in self._segments), default=0.0)
-        known = closed > 0 and parts["unmeasured"] <= MOST_UNMEASURED * closed
+        has_goodput = closed > 0 and self._have(self._ceiling_of, closed)
         return {
             "since": round(since, 3),
             "until": round(until, 3),
@@ -235,9 +244,10 @@ class Ledger:
             },
             "worker_seconds": {"held": round(held, 3), **{part: round(parts[part], 3) for part in PARTS}},
             **{kind: {stage: round(each, 3) for stage, each in of.items()} for kind, of in stages.items()},
-            "goodput": round(parts["ceiling"] / closed, 4) if known else None,
-            "mfu": round(flops / (peak * held), 4) if flops and peak else None,
-            "kwh": None if None in joules or not joules else round(sum(filter(None, joules)) / 3.6e6, 6),
+            "goodput": round(parts["ceiling"] / closed, 4) if has_goodput else None,
+            "mfu": round(flops / (peak * held), 4) if peak and self._have(lambda each: each.flops, closed) else None,
+            "kwh": round(sum(group.joules or 0.0 for group in counted) / 3.6e6, 6) if counted else None,
+            "kwh_share": round(covered / held, 4) if held and counted else None,
             "price_usd_per_gpu_hour": price,
             "cost_usd": None if price is None else round(held / 3600 * price, 6),
             "groups": [asdict(group) for group in self.groups],
@@ -260,10 +270,22 @@ def describe(summary: Mapping[str, Any]) -> list[str]:
 
 
 def figures_of(summary: Mapping[str, Any]) -> str:
-    """Return what the time gave and cost, as far as it is known."""
-    goodput, mfu, kwh, cost = (summary[name] for name in ("goodput", "mfu", "kwh", "cost_usd"))
-    figures = ["goodput not measured" if goodput is None else f"goodput {goodput:.1%}"]
-    figures += [] if mfu is None else [f"MFU {mfu:.1%}"]
-    figures += [] if kwh is None else [f"{kwh:.3g} kWh"]
+    """Return what the time gave and cost, and name what was not measured."""
+    goodput, mfu, cost = (summary[name] for name in ("goodput", "mfu", "cost_usd"))
+    measured = {
+        "goodput": None if goodput is None else f"goodput {goodput:.1%}",
+        "MFU": None if mfu is None else f"MFU {mfu:.1%}",
+        "kWh": energy_of(summary),
+    }
+    figures = [text for text in measured.values() if text is not None]
     figures += [] if cost is None else [f"${cost:.2f} at ${summary['price_usd_per_gpu_hour']:g} an hour"]
-    return ", ".join(figures)
+    missing = [name for name, text in measured.items() if text is None]
+    return ", ".join([*figures, *([f"not measured: {' and '.join(missing)}"] if missing else [])])
+
+
+def energy_of(summary: Mapping[str, Any]) -> str | None:
+    """Return the energy in kWh, and for which share of the time it was measured if not for all; None: for none."""
+    kwh, share = summary.get("kwh"), summary.get("kwh_share")  # older ledgers have no share
+    if kwh is None:
+        return None
+    return f"{kwh:.3g} kWh" + (f" (measured for {share:.1%} of the time)" if share is not None and share < 1 else "")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from raydali.run.ledger import PARTS, Held, Ledger, describe, group_id, parts_of, segments
+from tests.support.messages import mentions
 from tests.support.rank_records import rank
 
 
@@ -135,6 +136,39 @@ def test_a_later_ceiling_holds_for_an_epoch_without_one() -> None:
     assert ledger.summary(200.0)["goodput"] is None
     ledger.add_epoch(epoch(100, *both(group.group)))
     assert ledger.summary(200.0)["goodput"] == pytest.approx(2000 / 140 / 23, abs=1e-4)
+
+
+def test_goodput_is_null_without_a_ceiling_whatever_explains_the_time() -> None:
+    group = held(begun=100.0, released=123.0, saved=True)
+    ledger = ledger_of(group)
+    assert ledger.summary(200.0)["goodput"] is None  # no epoch was completed
+    record = epoch(50, *both(group.group), ceiling=None) | {"costs": {"storage": 0.7, "contention": 0.6}}
+    ledger.add_epoch(record)
+    found = ledger.summary(200.0)
+    assert found["worker_seconds"]["unmeasured"] == 0.0 and found["goodput"] is None
+    assert "0.0%" not in (figures := describe(found)[1]) and mentions(figures, "goodput kWh not measured")
+
+
+def test_mfu_is_null_if_operations_of_an_epoch_were_not_counted() -> None:
+    group = held(begun=100.0, released=123.0, saved=True)
+    ledger = ledger_of(group)
+    ledger.add_epoch(epoch(50, *both(group.group)))
+    assert ledger.summary(200.0)["mfu"] is not None
+    ledger.add_epoch(epoch(100, *both(group.group)) | {"flops_per_image": None})
+    assert ledger.summary(200.0)["mfu"] is None
+
+
+def test_energy_is_the_sum_of_what_was_measured() -> None:
+    one, died = held(1, released=198.0, joules=7.2e6), held(2, 200.0, released=202.0)
+    found = ledger_of(one, died).summary(900.0)
+    assert (found["kwh"], found["kwh_share"]) == (2.0, 0.98)
+    assert mentions(describe(found)[1], "2 kWh 98.0%")
+    found = ledger_of(died).summary(900.0)
+    assert (found["kwh"], found["kwh_share"]) == (None, None)
+    found = ledger_of(one).summary(900.0)
+    assert (found["kwh"], found["kwh_share"]) == (2.0, 1.0) and "100" not in describe(found)[1]
+    del found["kwh_share"]  # as an earlier version has written it
+    assert mentions(describe(found)[1], "2 kWh")
 
 
 def test_parts_add_up_in_random_runs() -> None:

@@ -19,6 +19,7 @@ from raydali.measure.forecast import Forecast, Measured
 from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
+from raydali.report.html.text import NOT_MEASURED
 from raydali.run.find import name_of, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, EVENTS, RunFolder
 from raydali.run.ledger import LEDGER
@@ -208,8 +209,8 @@ def _show(found: dict[str, Any]) -> None:
                 duration(row["run_seconds"]),
                 duration(row["epoch_seconds"]),
                 rate_text(row["images_per_second"]),
-                "-" if row["goodput"] is None else f"{row['goodput']:.1%}",
-                "-" if row["kwh"] is None else f"{row['kwh']:.3g}",
+                NOT_MEASURED if row["goodput"] is None else f"{row['goodput']:.1%}",
+                NOT_MEASURED if row["kwh"] is None else f"{row['kwh']:.3g}",
                 "-" if row["cost_usd"] is None else f"${row['cost_usd']:,.2f}",
             )
         )

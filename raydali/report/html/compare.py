@@ -7,7 +7,7 @@ from raydali.report.html import text
 from raydali.report.html.charts import Chart, chart
 from raydali.report.html.history import VALIDATION, History
 from raydali.report.html.page import MAX_METRICS, curve, render
-from raydali.report.html.text import DASH, count, figure
+from raydali.report.html.text import DASH, NOT_MEASURED, count, figure
 
 SPEED = (
     ("Images a second", "images_per_second", False),
@@ -24,7 +24,7 @@ def compare_page(histories: Sequence[History]) -> bytes:
     runs = [*zip(histories, labels, strict=True)]
     metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))[:MAX_METRICS]
     table = [_row(history, label, metrics) for history, label in runs]
-    head = [name for name in table[0] if {row[name] for row in table} != {DASH}]
+    head = [name for name in table[0] if not {row[name] for row in table} <= {DASH, NOT_MEASURED}]
 
     def curves(title: str, name: str, *, share: bool = False, from_zero: bool = True) -> list[Chart]:
         lines = [curve(history, name, label, i) for i, (history, label) in enumerate(runs)]

@@ -9,11 +9,13 @@ from typing import Any
 
 from raydali.errors import UsageError
 from raydali.report.html.history import VALIDATION, History, Status, number
+from raydali.run.ledger import energy_of
 from raydali.text import duration, plural
 from raydali.train.recipe import Recipe, find_recipe
 
 DASH = "\u2013"
-"""Shown for a value that was not measured."""
+"""Shown for a value that was not measured or not given, where there is no room for words."""
+NOT_MEASURED = "not measured"
 
 STATES: dict[Status, tuple[str, str]] = {
     "finished": ("finished", "Finished: {}."),
@@ -116,13 +118,14 @@ def waited(history: History) -> str | None:
 
 def figures(history: History) -> dict[str, str]:
     """The figures over all epochs by name."""
-    return {
+    found = {
         "epochs": epochs_of(history),
         "images/s": count(history.images_per_second),
         "of the ceiling": percent(history.of_ceiling),
         "waiting": percent(history.waiting),
         "time in epochs": seconds(history.seconds),
     }
+    return {name: NOT_MEASURED if value == DASH else value for name, value in found.items()}
 
 
 def ledger_figures(history: History) -> dict[str, str]:
@@ -131,8 +134,8 @@ def ledger_figures(history: History) -> dict[str, str]:
     cost, hours = ledger.get("cost_usd"), ledger.get("worker_seconds", {}).get("held")
     return {
         "worker hours": figure(None if hours is None else hours / 3600),
-        "goodput": percent(ledger.get("goodput")),
-        "kWh": figure(ledger.get("kwh")),
+        "goodput": NOT_MEASURED if (goodput := ledger.get("goodput")) is None else percent(goodput),
+        "energy": NOT_MEASURED if (energy := energy_of(ledger)) is None else energy,
         "cost": DASH if cost is None else f"${cost:,.2f}",
     }
 
