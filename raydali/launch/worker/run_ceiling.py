@@ -10,13 +10,15 @@ from typing import Any
 from raydali.launch.worker.run_state import RunState
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
-from raydali.measure.ceiling import Ceiling, share_of_ceiling
+from raydali.measure.ceiling import MAX_FOREIGN, Ceiling, share_of_ceiling
+from raydali.measure.costs import contended_node
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.messages import Note
 from raydali.text import rate_text
 
 MAX_MEASURED_AGAIN = 3
-"""Maximum number of repeated measurements per worker group: other processes may always keep the machine busy."""
+"""Maximum number of repeated measurements per worker group. On a CPU, one also needs an epoch in which other processes
+used less of it than MAX_FOREIGN, and after a void repetition half as much as before that one."""
 
 
 class RunCeiling:
@@ -32,7 +34,7 @@ class RunCeiling:
         self, session: Session, state: RunState, warm_up: Callable[[int, bool], Generator[Step, None, Ceiling]]
     ) -> None:
         self._session, self._state, self._warm_up = session, state, warm_up
-        self._is_void, self._measured_again = False, 0
+        self._is_void, self._measured_again, self._quiet_below = False, 0, MAX_FOREIGN
 
     def begin(self, steps: int, *, measures: bool, doing: Sequence[str], event: type[Rehearsed]) -> Iterator[Step]:
         """Yield the warm-up steps before the first step, or the first one of another size, and report their purpose.
@@ -48,9 +50,10 @@ class RunCeiling:
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
-        self._is_void, self._measured_again = measured.void, 0
+        self._is_void, self._measured_again, self._quiet_below = measured.void, 0, MAX_FOREIGN
         if measured.void:
-            self._session.emit_once(Note(f"the ceiling is void: {measured.why}; it is measured again after the epoch"))
+            again = "it is measured again once they use less"
+            self._session.emit_once(Note(f"the ceiling is void: {measured.why}; {again}"))
         elif measured.why:
             self._session.emit_once(Note(f"the ceiling is not measured: {measured.why}"))
         self._session.emit_once(event(**_measured(measured.images_per_second, began)))
@@ -66,7 +69,8 @@ class RunCeiling:
         known = self._state.ceiling
         is_wrong = known is not None and _disproves(record, known)
         is_void = is_wrong or (known is None and self._is_void)
-        measures = is_void and self._measured_again < MAX_MEASURED_AGAIN
+        _, load = contended_node(record["ranks"] if self._session.worker.device.type == "cpu" else ())
+        measures = is_void and self._measured_again < MAX_MEASURED_AGAIN and load < self._quiet_below
         is_wrong, measures = self._session.worker.from_first((is_wrong, measures))  # of all ranks, rank 0 decides
         if is_wrong:
             self._state.ceiling = None
@@ -78,7 +82,10 @@ class RunCeiling:
         if measures:
             self._measured_again += 1
             began = time.perf_counter()
-            self._state.ceiling = (yield from self._warm_up(1, True)).images_per_second
+            measured = yield from self._warm_up(1, True)
+            self._state.ceiling = measured.images_per_second
+            if measured.void:
+                self._quiet_below = load / 2
             self._session.emit_once(CeilingMeasured(**_measured(self._state.ceiling, began)))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from jobs.imagenet import train
+from raydali.launch.worker import run_ceiling
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.measure import ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
@@ -25,6 +26,7 @@ from raydali.train.step import Precision
 from raydali.train.warmup import warm_up
 from raydali.train.worker import Worker
 from tests.support.digits import SHORT, digits_data
+from tests.support.rank_records import rank
 from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks
 from tests.support.warm_up_steps import take_all
 
@@ -44,6 +46,7 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
         patch.setattr(warmup, "ceiling_images_per_second", slow)
         patch.setattr(ceiling, "VOID_ABOVE", 5.0)  # a load may come and go
         patch.setattr(ceiling, "MAX_FOREIGN", 2.0)
+        patch.setattr(run_ceiling, "MAX_FOREIGN", 2.0)
         session = LocalSession(folder)
         train(replace(CONFIG, ceiling=measures), digits_data(), session)
         session.checkpoints.finish()
@@ -76,28 +79,50 @@ def test_it_is_measured_again_and_leaves_no_trace(tmp_path: Path) -> None:
     assert not [message for message in of_other if isinstance(message, Note | Rehearsed)]
 
 
-def _doubted(folder: RunFolder) -> list[bool]:
-    """Whether this rank measures after each of five epochs; rank 1 has replaced another one after the first start."""
-    session, asked = LocalSession(folder), list[bool]()
+AT_START = 3
+"""Number of warm-up steps before the first measurement."""
 
-    def warm_up(_: int, _measures: bool) -> Generator[Any, None, ceiling.Ceiling]:
+
+def beside(load: float) -> dict[str, Any]:
+    """The record of an epoch on a CPU without idle cores, of which other processes used this share."""
+    times = {"cpu_seconds": 10 * (1 - load), "host_busy_seconds": 10.0, "host_idle_seconds": 0.0}
+    return {"ranks": [rank("g", size=1, device="cpu", **times)], "images_per_second": 100.0}
+
+
+ENDLESS = [0.2] * 5
+CASES = {
+    (0.4, 0.4, 0.4): [True, False, False],
+    (0.0, 0.0): [True, False],
+    (0.6, 0.9, 0.4, 0.3, 0.15, 0.1, 0.01): [False, False, True, False, True, False, True],
+}
+"""Shares of the CPU time that others use in each epoch, and whether the ceiling is measured after it, in vain."""
+
+
+def _doubted(folder: RunFolder) -> list[list[bool]]:
+    """Whether this rank measures after each epoch of CASES, and of ENDLESS, in which no measurement is void.
+
+    Rank 1 has replaced another one after the first measurement.
+    """
+    session, found = LocalSession(folder), list[list[bool]]()
+
+    def warm_up(steps: int, _measures: bool) -> Generator[Any, None, ceiling.Ceiling]:
         yield
-        return ceiling.Ceiling(None, "the machine was busy", void=True)
+        return ceiling.Ceiling(None, "the machine was busy", void=steps == AT_START or loads is not ENDLESS)
 
-    state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
-    of_run = RunCeiling(session, state, warm_up)
-    if session.worker.rank == 0:
-        alone = replace(session.worker, world_size=1)
-        session.worker, together = alone, session.worker
-        list(of_run.begin(1, measures=True, doing=[], event=Rehearsed))
-        session.worker = together
-    for _ in range(5):
-        asked.append(bool([*of_run.doubt({})]))
-    return asked
+    for loads in (*CASES, ENDLESS):
+        state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
+        of_run = RunCeiling(session, state, warm_up)
+        if session.worker.rank == 0:
+            alone = replace(session.worker, world_size=1)
+            session.worker, together = alone, session.worker
+            list(of_run.begin(AT_START, measures=True, doing=[], event=Rehearsed))
+            session.worker = together
+        found.append([bool([*of_run.doubt(beside(load))]) for load in loads])
+    return found
 
 
-def test_ranks_that_came_later_measure_again_with_the_others(tmp_path: Path) -> None:
-    assert run_ranks(2, _doubted, folder_of(tmp_path)) == [[True] * 3 + [False] * 2] * 2
+def test_it_is_measured_again_only_once_the_load_is_lower(tmp_path: Path) -> None:
+    assert run_ranks(2, _doubted, folder_of(tmp_path)) == [[*CASES.values(), [True] * 3 + [False] * 2]] * 2
 
 
 def rehearsed() -> ceiling.Ceiling:
