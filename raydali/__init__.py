@@ -4,6 +4,7 @@ For training loops of your own these ten names are all there is; see docs/own-lo
 asked for, so that `import raydali` is quick, with no torch, Ray or DALI.
 """
 
+import logging
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Triton 3.9 fuses multiplications with additions in raydali's kernels, and warns that Triton 3.10 will not by default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+# Without Triton, which only GPUs need, torch warns in every process that it counts no operations of Triton's kernels.
+logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 
 __all__ = [
     "DataError",

@@ -84,6 +84,12 @@ def test_commands_can_be_parsed(name: str) -> None:
             tyro.cli(Config, args=words[words.index("jobs/imagenet.py") + 1 :], config=(tyro.conf.DisallowNone,))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_raydali_is_installed_from_a_wheel_or_a_clone(name: str) -> None:
+    """It is in no registry, where anybody may take its name."""
+    assert re.findall(r"pip install .*?(?<![\w/.-])raydali(?![\w-]).*", (ROOT / name).read_text()) == []
+
+
 def test_every_file_that_uses_internals_of_ray_is_listed() -> None:
     page = (ROOT / "docs/decisions/ray-internals.md").read_text()
     for path in (ROOT / "raydali").rglob("*.py"):

@@ -1,4 +1,4 @@
-"""A package that is not installed: each job and command that needs it names the extra, before it starts anything."""
+"""A package that is not installed: each job and command that needs it names the packages, before it starts anything."""
 
 import os
 import subprocess
@@ -23,15 +23,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("package", "extra", "command"),
+    ("package", "remedy", "command"),
     [
-        ("av", "video", "jobs/video.py"),
-        ("av", "video", "raydali/cli.py bench video"),
-        ("pycocotools", "detection", "jobs/detection.py"),
-        ("sklearn", "demo", "jobs/restoration.py"),
+        ("av", "pip install av", "jobs/video.py"),
+        ("av", "pip install av", "raydali/cli.py bench video"),
+        ("pycocotools", "pip install pycocotools", "jobs/detection.py"),
+        ("sklearn", "pip install scikit-learn", "jobs/restoration.py"),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, command: str, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_remedy(package: str, remedy: str, command: str, tmp_path: Path) -> None:
     script, *arguments = command.split()
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, package, str(ROOT / script), *arguments],
@@ -41,12 +41,20 @@ def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, com
         text=True,
     )
     assert done.returncode == 2, done.stderr
-    assert mentions(done.stderr.splitlines()[-1], f"{package} raydali[{extra}]")
+    assert mentions(done.stderr.splitlines()[-1], f"{package} {remedy}")
+
+
+def test_nothing_warns_without_triton() -> None:
+    """Installations without a GPU leave it out."""
+    modules = "raydali.inference.engine, raydali.launch.worker.training_run, torch._functorch.aot_autograd"
+    code = f"import sys; sys.modules['triton'] = None; import {modules}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_an_installed_package_is_not_imported() -> None:
     imported = set(sys.modules)
     require_extra("export", "onnxruntime", "exports")
     assert set(sys.modules) == imported
-    with pytest.raises(UsageError, match=mentioning("module nowhere raydali[export]")):
+    with pytest.raises(UsageError, match=mentioning("module nowhere pip install onnx onnxruntime onnxscript")):
         require_extra("export", "nowhere", "exports")

@@ -154,7 +154,7 @@ def test_a_file_that_exists_stays(run: RunFolder, here: Path) -> None:
 
 def test_a_missing_package_is_named(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
-    with pytest.raises(UsageError, match=mentioning("onnxscript raydali[export]")):
+    with pytest.raises(UsageError, match=mentioning("onnxscript pip install onnx")):
         export.main(options(run))
 
 

@@ -116,7 +116,7 @@ def test_timm_names_are_checked() -> None:
 
 def test_a_missing_timm_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydali.extras.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=mentioning("timm raydali[timm]")):
+    with pytest.raises(UsageError, match=mentioning("pip install timm")):
         check_model("timm:resnet18")
 
 
