@@ -14,6 +14,10 @@ from typing import Any
 from raydali.measure.memory import largest_batch
 
 Record = Mapping[str, Any]
+OF_START = "start-up", "compile"
+"""The causes of costs that later epochs do not have."""
+OF_LENGTH = "checkpoints", "validation", "short epochs"
+"""The verdicts that depend on the length of an epoch, which a short run ends early."""
 
 
 class Measured:
@@ -31,7 +35,8 @@ class Measured:
         first: the first batch, and what the first step and the first validation took longer than later ones.
         step, exchange: a mean step of the run with all waits, and the part of its all-reduce.
         micro_batches: of a worker in a step.
-        checkpoint: for which a checkpoint holds up the training.
+        checkpoint: for which a checkpoint after the first epoch holds up the training.
+        typical: the newest of the later records with the most steps.
         ceiling: images a second, mean of the run; None if it was not measured.
         memory_bytes, memory_total_bytes: the peak of a worker, and what its GPU has; None on a CPU.
         largest_batch_size: the largest micro-batch that fits; None on a CPU.
@@ -55,7 +60,8 @@ class Measured:
         self.exchange = fmean((rank["exchange_seconds"] or 0.0) / max(1, rank["steps"]) for rank in ranks)
         self.micro_batches: float = newest[0]["images"] / newest[0]["steps"] / batch_size
         saved = len(later) + (steps // checkpoint_every if checkpoint_every else 0)
-        self.checkpoint = sum(each["checkpoint_seconds"] for each in later) / saved
+        self.checkpoint = sum(each["checkpoint_seconds"] for each in records[1:]) / saved
+        self.typical = max(reversed(later), key=lambda each: int(each["ranks"][0]["steps"]))
         known = [each for each in records if each["ceiling_images_per_second"]]
         ceilings = [each["ceiling_images_per_second"] / times(each) for each in known]
         self.ceiling: float | None = ceilings[-1] if ceilings else None
@@ -132,12 +138,26 @@ class Forecast:
     weights_bytes: int
     bandwidth: float | None = None
 
+    def _steps_and_checkpoints(self, global_batch_size: int) -> tuple[int, int]:
+        steps = self.epochs * self.samples // global_batch_size
+        return steps, self.epochs + (steps // self.checkpoint_every if self.checkpoint_every else 0)
+
+    def costs(self, global_batch_size: int) -> dict[str, float]:
+        """Return the seconds of a run of the short run's workers that each cause costs, without those of the start."""
+        record, (steps, checkpoints) = self.measured.typical, self._steps_and_checkpoints(global_batch_size)
+        whole = record["seconds"] + ((record["validation"] or {}).get("seconds") or 0.0)
+        times = steps * self.measured.step * whole / (record["seconds"] - record["checkpoint_seconds"])
+        found = {cause: share * times for cause, share in (record["costs"] or {}).items() if cause not in OF_START}
+        found["checkpoint"] = checkpoints * self.measured.checkpoint
+        found["validation"] = self.validations * self.measured.validation(self.measured.workers)
+        return found
+
     def row(self, workers: int, global_batch_size: int) -> dict[str, Any]:
         """Return the forecast for so many workers and this global batch, with the names of `raydali plan --json`."""
-        measured, steps = self.measured, self.epochs * self.samples // global_batch_size
+        measured = self.measured
+        steps, checkpoints = self._steps_and_checkpoints(global_batch_size)
         micro_batches = -(-global_batch_size // (self.batch_size * workers))
         step = measured.step_of(workers, micro_batches, self.weights_bytes, self.bandwidth)
-        checkpoints = self.epochs + (steps // self.checkpoint_every if self.checkpoint_every else 0)
         epochs = steps * step + self.validations * measured.validation(workers) + checkpoints * measured.checkpoint
         held = self.starting + measured.first + epochs + self.ending
         ceiling = measured.ceiling and measured.ceiling * workers / measured.workers

@@ -11,6 +11,7 @@ import pytest
 
 from raydali.commands.plan import Plan, main
 from raydali.errors import UsageError
+from raydali.launch.driver.plan import compiled_anew
 from raydali.run.folder import RunFolder
 from tests.support.cluster import environment
 from tests.support.pictures import encoded, photograph
@@ -97,6 +98,12 @@ def test_a_validation_ends_early_and_an_epoch_too(env: dict[str, str], tmp_path:
     assert found["measured"]["steps"] < 5 * 1000 / 32
     assert found["epoch_seconds"] > 1000 / 32 * found["measured"]["step_seconds"]
     assert not [*tmp_path.glob("plan-*")]
+
+
+def test_a_slow_first_step_is_no_compilation() -> None:
+    assert not compiled_anew({"compile": False}, {"compile": 60.0})
+    assert compiled_anew({"compile": True}, {"compile": 60.0})
+    assert not compiled_anew({"compile": True}, {"compile": 3.0})
 
 
 def test_bad_usage_is_refused_before_the_job_starts() -> None:

@@ -30,6 +30,8 @@ def record(steps: int, workers: int = 1, **changed: Any) -> dict[str, Any]:
         "world_size": workers,
         "seconds": of_ranks["seconds"],
         "checkpoint_seconds": of_ranks["checkpoint_seconds"],
+        "of_ceiling": 0.9,
+        "verdict": None,
         "ceiling_images_per_second": 1100.0 * workers,
         "validation": {"seconds": 3.0, "samples": 500, "all_samples": 2500, "sample_seconds": 0.004},
         "costs": {},
@@ -93,6 +95,22 @@ def test_a_single_record_has_the_costs_of_the_start() -> None:
     assert forecast(first()).row(1, 100)["run_seconds"] == pytest.approx(5 + 20 + 2 + 100 + 110 + 2)
     never = {**first(), "validation": None, "costs": {"start-up": 0.5}}
     assert forecast(never, validations=0).row(1, 100)["run_seconds"] == pytest.approx(5 + 20 + 2 + 100 + 2)
+
+
+def test_the_first_checkpoint_is_no_later_one() -> None:
+    slow = record(20, checkpoint_seconds=5.0, seconds=7.0)
+    assert forecast(slow, record(80)).measured.checkpoint == 0.5
+    assert forecast(slow).measured.checkpoint == 0.0
+
+
+def test_costs_are_of_the_run() -> None:
+    """The short run saves and validates once in 8 s of steps; the run in 1000 s, or in 1 s of them."""
+    saves: dict[str, Any] = {"checkpoint_seconds": 2.0, "seconds": 10.0}
+    full = record(80, **saves) | {"costs": {"storage": 0.1, "checkpoint": 2 / 13, "validation": 3 / 13, "compile": 0.2}}
+    for samples, steps in ((1_000_000, 100_000), (1000, 100)):
+        run = forecast(first(), full, record(30, **saves), samples=samples)
+        expected = {"storage": 0.1 * 13 / 8 * steps * run.measured.step, "checkpoint": 20.0, "validation": 110.0}
+        assert run.costs(100) == pytest.approx(expected)
 
 
 def test_a_validation_of_one_batch_grows_with_its_samples() -> None:

@@ -15,7 +15,7 @@ from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
 from raydali.launch.options import LaunchOptions, TrainingOptions
-from raydali.measure.forecast import Forecast, Measured
+from raydali.measure.forecast import OF_LENGTH, Forecast, Measured
 from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
@@ -122,11 +122,16 @@ def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, ban
     print(f"training for {seconds:g} s in a folder of its own in {given.storage}", flush=True)
     with _short_run(job, given, seconds) as folder:
         (group,) = folder.read_json(LEDGER)["groups"]
-        if group["phases"].get("compile", 0.0) <= COMPILED_SECONDS:
+        if not compiled_anew(folder.read_json(CONFIG), group["phases"]):
             return _found(folder, given, gpus, bandwidth, group["waited"])
     print("training once more: a run that starts now finds the code that was compiled", flush=True)
     with _short_run(job, given, seconds) as folder:  # this one has waited since the driver began, for the first, too
         return _found(folder, given, gpus, bandwidth, group["waited"])
+
+
+def compiled_anew(settings: Mapping[str, Any], phases: Mapping[str, float]) -> bool:
+    """Return whether a run compiled what a later one finds: the phase is its first step, which may be slow anyway."""
+    return bool(settings.get("compile")) and phases.get("compile", 0.0) > COMPILED_SECONDS
 
 
 def _found(
@@ -160,11 +165,9 @@ def _found(
     batches = {each: batch if given.global_batch_size else batch * each // workers for each in {workers, *others}}
     rows = {each: run.row(each, of) for each, of in sorted(batches.items()) if each * settings["batch_size"] <= of}
     kept = 3 + (settings["epochs"] // settings["keep_epochs"] if settings["keep_epochs"] else 0)
-    longest = max(records[1:] or records, key=lambda each: float(each["seconds"]))
-    costs = {cause: share for cause, share in (longest["costs"] or {}).items() if cause not in ("start-up", "compile")}
-    cause = max(costs, key=lambda each: costs[each], default=None)
-    share = costs[cause] if cause else 0.0
-    found = rows[workers]
+    found, seconds = rows[workers], run.costs(batch)
+    cause = max(seconds, key=lambda each: seconds[each])
+    verdict = measured.typical["verdict"]
     return {
         **{name: value for name, value in found.items() if name not in ("gpus", "estimated", "bandwidth")},
         "memory_bytes": measured.memory_bytes,
@@ -173,10 +176,10 @@ def _found(
         "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
         "bottleneck": {
             "cause": cause,
-            "share": share,
-            "seconds": round(share * settings["epochs"] * found["epoch_seconds"], 1),
+            "share": round(seconds[cause] / (settings["epochs"] * found["epoch_seconds"]), 4),
+            "seconds": round(seconds[cause], 1),
         },
-        "verdict": longest["verdict"],
+        "verdict": None if (verdict or "").partition(":")[0] in OF_LENGTH else verdict,
         "gpus": [*rows.values()],
         "measured": {
             "steps": sum(each["ranks"][0]["steps"] for each in records),
@@ -220,8 +223,7 @@ def _show(found: dict[str, Any]) -> None:
     print(f"; the largest --batch-size that fits: about {fits}" if fits else "")
     print(f"disk for checkpoints: {found['disk_bytes'] / 1e9:.3g} GB")
     bottleneck = found["bottleneck"]
-    if bottleneck["cause"] is not None:
-        saved = duration(bottleneck["seconds"])
-        print(f"largest cost besides the steps: {bottleneck['cause']}, {bottleneck['share']:.0%} of an epoch: {saved}")
+    saved = duration(bottleneck["seconds"])
+    print(f"largest cost besides the steps: {bottleneck['cause']}, {bottleneck['share']:.0%} of an epoch: {saved}")
     if found["verdict"]:
         print(found["verdict"])

@@ -46,12 +46,13 @@ class Session(ABC):
         group: the id of the worker group in the ledger.
         validation_samples: number of samples of each validation.
         validates: returns whether an epoch is validated.
+        parameters: number of the model's parameters.
         short_seconds: the length of a short run for `raydali plan`; None: the whole run.
     """
 
     def __init__(self, worker: Worker, folder: RunFolder, is_kept: Callable[[int], bool] = lambda _: False) -> None:
         self.worker, self.folder = worker, folder
-        self.cursor, self.steps_left, self.group = Cursor(), 0, ""
+        self.cursor, self.steps_left, self.group, self.parameters = Cursor(), 0, "", 0
         self.short_seconds: float | None = None
         self.validation_samples, self.validates = 0, lambda _: True
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)

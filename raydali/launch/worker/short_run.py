@@ -1,6 +1,7 @@
 """A short run for `raydali plan`: an epoch that is closed early, a second one, and then the end.
 
-The first epoch has the costs of a start, the second one has those of every later epoch. Validations end early, too.
+The first epoch has the costs of a start, with a first checkpoint that takes longer than later ones; the second one has
+the costs of every later epoch. Validations end early, too.
 """
 
 import time

@@ -122,6 +122,7 @@ class TrainingRun:
         run.statistics = RunningStatistics(model, micro_batches=run.micro_batches, all_micro_batches=every)
         parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
         kept = {name: part for name, part in parts.items() if part is not None}
+        self._session.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._state.keep(kept, lambda: run.statistics.average(self.worker))
         start_clock.mark("model")
 
@@ -248,6 +249,8 @@ class TrainingRun:
                 profiler.after(index)
             if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
+            if index == cursor.start and session.short_seconds is not None and cursor.saved < cursor.done:
+                self._checkpoint(waits=True)
             if self._short.ends_after_step():
                 session.steps_left = 0
                 break
@@ -293,10 +296,13 @@ class TrainingRun:
         counts.mine[NOTICES] = int(self._notice is not None)
         return None
 
-    def _checkpoint(self) -> None:
-        """Save a checkpoint, at the end of an epoch with what its validation left."""
+    def _checkpoint(self, *, waits: bool = False) -> None:
+        """Save a checkpoint, at the end of an epoch with what its validation left, and wait until it is written."""
         with self._measured.meter.stage("checkpoint"):
             self._state.save(self._measured.meter.record, self._best, self._reference)
+            if waits:
+                self._session.checkpoints.wait()
+                self.worker.barrier()
         self._record = self._best = self._reference = None
 
     def _leave(self, notice: Notice) -> None:

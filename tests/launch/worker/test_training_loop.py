@@ -18,6 +18,7 @@ from raydali.errors import UsageError
 from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
+from raydali.run.find import newest_first, step_of
 from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
@@ -70,6 +71,19 @@ class Loop:
                 self.update(step)
                 if step.ends_epoch:
                     self.end_epoch()
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(600.0, [14, 1]), (None, [14])])
+def test_a_short_run_saves_a_first_checkpoint_in_its_first_epoch(
+    tmp_path: Path, seconds: float | None, saved: list[int]
+) -> None:
+    loop = Loop(tmp_path)
+    loop.session.short_seconds = seconds
+    loop.train()
+    loop.session.checkpoints.finish()
+    assert [step_of(name) for name in newest_first(loop.session.folder)] == saved
+    (row,) = loop.session.folder.rows("epochs.jsonl")
+    assert (row["checkpoint_seconds"] > 0) == (seconds is not None)
 
 
 @pytest.fixture(autouse=True, scope="module")
