@@ -33,7 +33,7 @@ RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export PORTS RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 # Python packages on a shared file system may take minutes to load.
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300 RAY_NUM_REDIS_GET_RETRIES=150 RAY_raylet_start_wait_time_s=60
-export RAY_gcs_server_port_wait_time_s=300 RAY_worker_register_timeout_seconds=300
+export RAY_gcs_server_port_wait_time_s=300 RAY_worker_register_timeout_seconds=300 RAY_worker_niceness=0
 
 # Start a Ray node with what Slurm has allocated of this machine. On the head, also run the command in the arguments.
 node() {

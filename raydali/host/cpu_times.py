@@ -11,6 +11,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 from raydali.host.child import RUNNING
+from raydali.text import plural
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC_CGROUP, _CGROUPS = "/proc/self/cgroup", "/sys/fs/cgroup"
@@ -43,6 +44,12 @@ def usable_cores() -> int:
     """Return the number of CPU cores that this process may use: its affinity, limited by a container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas())]))
+
+
+def load() -> str:
+    """Describe how busy the machine is."""
+    busy, cores = os.getloadavg()[0], usable_cores()
+    return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {plural(cores, 'core')}"
 
 
 def _quotas() -> Iterator[float]:

@@ -28,7 +28,7 @@ def has_bf16(device: "torch.device") -> bool:
         import torch
 
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return not _BF16_FLAGS.isdisjoint(_cpu_flags())
+    return not _BF16_FLAGS.isdisjoint(cpu_facts().get("flags", "").split())
 
 
 def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
@@ -44,13 +44,13 @@ def fastest_precision(device: str, *, bf16: bool) -> PrecisionName:
 
 
 @cache
-def _cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
-    """Return the CPU's flags as Linux lists them; an empty set on other systems."""
+def cpu_facts(path: str = "/proc/cpuinfo") -> dict[str, str]:
+    """Return the facts on a CPU, such as "model name" and "flags", as Linux lists them; empty on other systems."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines) if value}
 
 
 def set_max_connections() -> None:

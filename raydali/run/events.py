@@ -43,6 +43,8 @@ class Started(Event):
     Attributes:
         step: the step at which the group began.
         versions, nodes: see `launch.worker.environment`.
+        parameters: number of the model's parameters.
+        command: the driver's command line; added by the driver.
         train_run: Ray Train's own id of the run.
         phases: seconds of each phase from the command, or a worker's start, to the end of the first step, by its name.
     """
@@ -54,6 +56,8 @@ class Started(Event):
     device: str
     versions: Mapping[str, str | None] = field(default_factory=dict)
     nodes: Sequence[Mapping[str, Any]] = ()
+    parameters: int = 0
+    command: str = ""
     train_run: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.errors import UsageError
-from raydali.host.hardware import COMPILE_PAYS_FROM, _cpu_flags, fastest_precision
+from raydali.host.hardware import COMPILE_PAYS_FROM, cpu_facts, fastest_precision
 from raydali.launch.defaults import Facts, defaults_of, resolve
 from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.option_checks import check_loader, crop_warning, window_warning
@@ -148,9 +148,9 @@ def test_all_ranks_take_what_each_of_them_has(tmp_path: Path) -> None:
 def test_a_cpu_s_units_are_read_from_linux(tmp_path: Path) -> None:
     for name, flags in (("old", "fma avx2 avx512f"), ("new", "avx2 avx512_bf16")):
         (tmp_path / name).write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
-    assert _cpu_flags(str(tmp_path / "old")) == {"fma", "avx2", "avx512f"}
-    assert "avx512_bf16" in _cpu_flags(str(tmp_path / "new"))
-    assert _cpu_flags(str(tmp_path / "none")) == frozenset()
+    assert cpu_facts(str(tmp_path / "old"))["flags"].split() == ["fma", "avx2", "avx512f"]
+    assert "avx512_bf16" in cpu_facts(str(tmp_path / "new"))["flags"]
+    assert cpu_facts(str(tmp_path / "none")) == {}
     assert [fastest_precision(device, bf16=False) for device in ("cpu", "cuda")] == ["fp32", "fp16"]
 
 

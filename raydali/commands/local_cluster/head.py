@@ -221,6 +221,7 @@ def start(folder: Path, cluster: State, ports: Ports, config: dict[str, Any], *,
         "RAY_NODE_TYPE_NAME": kind,
         "RAY_CLOUD_INSTANCE_ID": provider["head_node_id"],
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_worker_niceness": inherited.get("RAY_worker_niceness", "0"),  # as for a Ray of our own
         **HEAD_ENVIRONMENT,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }

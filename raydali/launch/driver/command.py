@@ -22,7 +22,7 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
-from raydali.launch.driver.job_file import PLAN, PROGRAM
+from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
@@ -69,6 +69,7 @@ def parse(
     args, prog = sys.argv[1:] if args is None else args, prog or os.environ.pop(PROGRAM, f"python {sys.argv[0]}")
     for argument in args:
         refuse_secrets(argument)
+    typed[:] = [*prog.split(), *args]
     refuse_removed_options(args, config)
     if {"-h", "--help"} & {*args}:
         _show_help(config, prog)

@@ -15,6 +15,8 @@ PROGRAM = "RAYDALI_PROGRAM"
 """The environment variable with what the user has typed before the options of a job."""
 PLAN = "RAYDALI_PLAN"
 """The environment variable by which `raydali plan` tells a job to plan: its own options, as JSON."""
+typed: list[str] = []
+"""The words of this process's command line, once a job has parsed it."""
 _PACKAGE = Path(__file__).parents[2]
 _WHEEL, _CLONE = _PACKAGE / "job-scripts", _PACKAGE.parent / "jobs"
 

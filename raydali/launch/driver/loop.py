@@ -1,5 +1,6 @@
 """The driver's loop over worker groups: start one, follow it to its end, decide what comes after it, again."""
 
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,7 @@ from raydali.launch.channel import Call
 from raydali.launch.driver import hang_detection
 from raydali.launch.driver.endings import driver_error, final_error, resume_hint, silence_ray
 from raydali.launch.driver.hang_detection import HangWatch
+from raydali.launch.driver.job_file import typed
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
 from raydali.launch.driver.recorder import RunRecorder, WorkerWarnings
@@ -209,6 +211,8 @@ class Driver:
                 self._ledger.placed(group)
             if any(error.final for error in group.errors):
                 break
+            if line := group.start_line(time.monotonic()):
+                self._console.print(line)
             self._grow(group)
             if time.monotonic() - began < messages.HEARTBEAT_SECONDS:  # or newer heartbeats wait: the storage is slow
                 self._end_hangs(group)
@@ -319,6 +323,8 @@ class Driver:
                 self._policy.made_progress()
         if isinstance(message, events.Event):
             message = replace(message, seconds=round(arrived - self._began, 3))
+            if isinstance(message, events.Started):
+                message = replace(message, command=shlex.join(typed))
             self._recorder.event(message, arrived)
         self._console.show(message)
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from subprocess import DEVNULL
 
 from raydali.errors import StartError, SupersededError, UsageError
-from raydali.host.cpu_times import usable_cores
+from raydali.host.cpu_times import load, usable_cores
 from raydali.launch import process_server
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS
 from raydali.launch.options import LaunchOptions
@@ -32,8 +32,10 @@ SETTINGS = {
     "RAY_agent_register_timeout_ms": str(1000 * START_SECONDS),
     "RAY_worker_register_timeout_seconds": str(START_SECONDS),
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
 }
-"""Ray's timeouts, and no workers in advance, which would import again."""
+"""Ray's timeouts; no workers in advance, which would import again; and workers with the priority of other processes,
+since Ray's default of 15 lets them wait for minutes on a busy machine."""
 
 
 def cpus_for(options: LaunchOptions) -> int:
@@ -114,9 +116,3 @@ def _started(folder: str, cpus: int, warn: Callable[[str], None]) -> Iterator[Ca
             logs = f"its logs are in {folder}/session_latest/logs"
             raise StartError(f"Ray did not start: {why}; {load()}; {logs}") from error
         yield node.check
-
-
-def load() -> str:
-    """Describe how busy the machine is."""
-    busy, cores = os.getloadavg()[0], usable_cores()
-    return f"{'the machine is busy, ' if busy > cores else ''}load average {busy:.1f} on {plural(cores, 'core')}"

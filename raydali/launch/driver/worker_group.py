@@ -3,6 +3,7 @@
 import copyreg
 import importlib
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import ray
 
 from raydali.data.sources.source import TrainAndVal
 from raydali.host import start_clock
+from raydali.host.cpu_times import load
 from raydali.launch.channel import DriverChannel
 from raydali.launch.driver.endings import describe_deaths
 from raydali.launch.driver.hang_detection import HangWatch
@@ -20,11 +22,15 @@ from raydali.launch.options import LaunchOptions
 from raydali.run.events import Failure, Left, Started, WorkerAddress
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Heartbeat, HeartbeatEnded, Message, WorkerError
+from raydali.text import plural
 
 if TYPE_CHECKING:
     from raydali.launch.channel import Call
     from raydali.launch.trainer import GroupEnd
     from raydali.train.weights.matching import MatchedWeights
+
+START_LINE_SECONDS = 25.0
+"""Interval of lines on a group that starts."""
 
 
 @dataclass(kw_only=True)
@@ -39,6 +45,7 @@ class WorkerGroup:
         errors: those that its workers have reported, oldest first.
         places: where its ranks run, by their heartbeats.
         joules: energy of their GPUs, as far as it is measured, likewise.
+        doing: what each rank does while it starts, likewise.
         is_placed: whether it has its places.
         hung: the processes that were killed because they held it up.
         is_training: whether it has completed its first step.
@@ -46,6 +53,7 @@ class WorkerGroup:
         is_late: whether it was ended because it was not ready in time.
         resize_to: the size of the group for which it must leave.
         leave_until: when it must have left for that.
+        began: when it was started; of the monotonic clock.
     """
 
     number: str
@@ -55,6 +63,7 @@ class WorkerGroup:
     errors: list[WorkerError] = field(default_factory=list)
     places: dict[int, WorkerAddress] = field(default_factory=dict)
     joules: dict[int, float] = field(default_factory=dict)
+    doing: dict[int, str] = field(default_factory=dict)
     is_placed: bool = False
     hung: set[WorkerAddress] = field(default_factory=set)
     is_training: bool = False
@@ -62,13 +71,17 @@ class WorkerGroup:
     is_late: bool = False
     resize_to: int | None = None
     leave_until: float = float("inf")
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.start_line_at = self.began + START_LINE_SECONDS
 
     def take(self, message: Message) -> None:
         """Take a message of its workers."""
         match message:
             case Heartbeat():
                 self.watch.heartbeat(message)
-                self.places[message.rank] = message.node_id, message.pid
+                self.places[message.rank], self.doing[message.rank] = (message.node_id, message.pid), message.doing
                 if message.joules is not None:
                     self.joules[message.rank] = message.joules
             case HeartbeatEnded():
@@ -80,6 +93,15 @@ class WorkerGroup:
                 self.watch.training_started()
             case Left():
                 self.has_left = True
+
+    def start_line(self, now: float) -> str:
+        """Return a line on its start if it is time to by the monotonic clock; otherwise an empty text."""
+        if self.is_training or not self.is_placed or now < self.start_line_at:
+            return ""
+        self.start_line_at = now + START_LINE_SECONDS
+        begun = f"{len(self.doing)} of {plural(self.workers, 'worker process')} have started"
+        what = f"rank {min(self.doing)}: {self.doing[min(self.doing)]}" if self.doing else load()
+        return f"no first step after {now - self.began:.0f} s: {begun}; {what}"
 
     def places_of(self, ranks: Sequence[int]) -> dict[int, WorkerAddress]:
         """Return where these ranks run, as far as it is known."""

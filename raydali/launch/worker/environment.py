@@ -1,17 +1,18 @@
 """The machines of a worker group: the options that are chosen for them, and what is recorded of them.
 
-These are versions, and the cores and GPUs of each node. Host names, addresses and environment variables are not
-recorded.
+These are versions, and cores, CPU, memory and GPUs of each node. Host names, addresses and environment variables are
+not recorded.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import versions
-from raydali.host.hardware import fastest_precision, has_bf16
+from raydali.host.hardware import cpu_facts, fastest_precision, has_bf16
 from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
@@ -20,31 +21,32 @@ from raydali.train.worker import Worker
 
 
 def worker_environment(worker: Worker) -> dict[str, Any]:
-    """Return {"node", "cores", "gpu": name or None, "versions"} of this process; takes about 20 ms."""
+    """Return {"node", "cores", "cpu", "memory", "gpu": name or None, "versions"} of this process; takes about 20 ms."""
+    cpu, memory = cpu_facts().get("model name"), psutil.virtual_memory().total
     gpu = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else None
-    return {"node": worker.node, "cores": usable_cores(), "gpu": gpu, "versions": versions()}
+    machine = {"cores": usable_cores(), "cpu": cpu, "memory": memory, "gpu": gpu}
+    return {"node": worker.node, **machine, "versions": versions()}
 
 
 def environment(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the environments of all workers.
 
     Returns:
-        {"versions": {"torch": "2.15.0", ...}, "nodes": [{"node": "3f2a1b9c", "workers": 2, "cores": 16, "gpu": name or
-        None}, ...]}. Versions that differ among workers are separated by commas; None if no worker has the package.
+        {"versions": {"torch": "2.15.0", ...}, "nodes": [{"node": "3f2a1b9c", "cores": 16, "cpu": model or None,
+        "memory": bytes, "workers": 2, "gpu": name or None}, ...]}. Versions that differ among workers are separated by
+        commas; None if no worker has the package.
     """
     names = dict.fromkeys(name for worker in workers for name in worker["versions"])
     found = {name: sorted({worker["versions"].get(name, "") for worker in workers} - {""}) for name in names}
     nodes: dict[str, dict[str, Any]] = {}
     for worker in workers:
-        of_node = nodes.setdefault(worker["node"], {"workers": 0, "cores": worker["cores"], "gpus": set()})
+        shared = {name: worker[name] for name in ("node", "cores", "cpu", "memory")}
+        of_node = nodes.setdefault(worker["node"], {**shared, "workers": 0, "gpu": set()})
         of_node["workers"] += 1
-        of_node["gpus"] |= {worker["gpu"]} - {None}
+        of_node["gpu"] |= {worker["gpu"]} - {None}
     return {
         "versions": {name: ", ".join(numbers) or None for name, numbers in found.items()},
-        "nodes": [
-            {"node": node, "workers": of["workers"], "cores": of["cores"], "gpu": ", ".join(sorted(of["gpus"])) or None}
-            for node, of in nodes.items()
-        ],
+        "nodes": [{**of_node, "gpu": ", ".join(sorted(of_node["gpu"])) or None} for of_node in nodes.values()],
     }
 
 

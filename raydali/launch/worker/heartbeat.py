@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from raydali.host import start_clock
+from raydali.host.cpu_times import load
 from raydali.host.processes import start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 
@@ -61,7 +63,7 @@ class HeartbeatThread:
             is_stuck = time.monotonic() - since > self._stack_after
             stack, waits = self._stack() if is_stuck else (None, False)
             facts: dict[str, Any] = {"count": count, "progress": self._progress(), "stack": stack, "waits": waits}
-            facts["joules"] = self._joules()
+            facts |= {"joules": self._joules(), "doing": f"{start_clock.doing()}; {load()}"}
             self._emit(Heartbeat(**self._address, node=self._node, started=started, **facts))
             self._closed.wait(HEARTBEAT_SECONDS)
 

@@ -91,6 +91,7 @@ class RaySession(Session):
                     world_size=self.worker.world_size,
                     device=self.worker.device.type,
                     **self._environment,
+                    parameters=self.parameters,
                     train_run=get_train_context().train_run_context.run_id,
                     phases=start_clock.phases(),
                 )

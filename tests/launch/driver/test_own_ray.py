@@ -1,5 +1,6 @@
 """A Ray of our own that starts late, or not at all."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from tests.support.cluster import environment
 from tests.support.messages import mentions
 
 START = """
-import sys, ray, ray._private.services as services
+import os, sys, ray, ray._private.services as services
 from raydali.launch.driver import own_node
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.command import run_main
@@ -24,7 +25,7 @@ if len(sys.argv) > 1:
 
 def main():
     with connect(LaunchOptions(), lambda text: print("warning:", text, file=sys.stderr)):
-        print(ray.get(ray.remote(lambda: "a task was run").remote()))
+        print(ray.get(ray.remote(lambda: f"a task was run at niceness {os.nice(0)}").remote()))
 
 run_main(main)
 """
@@ -64,4 +65,4 @@ def test_agents_may_start_later_than_ray_waits_for_them(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(late)
     path = f"{tmp_path}:{environment(tmp_path)['PYTHONPATH']}"
     done = started(tmp_path / "home", PYTHONPATH=path)
-    assert (done.returncode, done.stdout) == (0, "a task was run\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"a task was run at niceness {os.nice(0)}\n"), done.stderr
