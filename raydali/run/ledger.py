@@ -280,7 +280,7 @@ def figures_of(summary: Mapping[str, Any]) -> str:
     figures = [text for text in measured.values() if text is not None]
     figures += [] if cost is None else [f"${cost:.2f} at ${summary['price_usd_per_gpu_hour']:g} an hour"]
     missing = [name for name, text in measured.items() if text is None]
-    return ", ".join([*figures, *([f"not measured: {' and '.join(missing)}"] if missing else [])])
+    return ", ".join([*figures, *([f"not measured: {', '.join(missing)}"] if missing else [])])
 
 
 def energy_of(summary: Mapping[str, Any]) -> str | None:

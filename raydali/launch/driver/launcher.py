@@ -10,6 +10,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.video.clips import VideoClips
@@ -192,6 +194,8 @@ def _model_facts(
 ) -> dict[str, Any]:
     labels = [*zip(classes_of(train), count(getattr(train, "first_label", 0)), strict=False)]
     facts = model_facts(job.train.__code__.co_filename, labels, settings, matched)
+    if (numbers := getattr(train, "one_each", None)) is not None:
+        facts["samples_of_classes"] = np.bincount(numbers, minlength=len(labels)).tolist()
     category_ids = getattr(train, "category_ids", None)
     return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 

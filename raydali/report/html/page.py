@@ -129,7 +129,7 @@ def ledger_bar(history: History) -> dict[str, Any] | None:
     return {
         "parts": parts,
         "legend": [(f"{name} {percent(share)}", colour) for name, colour, share in parts],
-        "text": f"Workers were held for {figure(hours)} hours: {figures_of(ledger)}. Beside it, "
+        "text": f"Workers were held for {figure(hours)} hours; {figures_of(ledger)}. Beside it, "
         f"{text.seconds(beside['before_placement'])} passed before workers were placed, and "
         f"{text.seconds(beside['without_driver'])} without a driver.",
     }

@@ -112,8 +112,10 @@ def speed(history: History) -> str | None:
 
 def waited(history: History) -> str | None:
     """The share of time that ranks waited for the loader, as a sentence."""
-    share = history.waiting
-    return None if share is None else f"The ranks waited for data {percent(share)} of that time."
+    if (share := history.waiting) is None:
+        return None
+    bar = " The bar shows what this cost of all the time: other ranks may train meanwhile on the same cores."
+    return f"The ranks waited for data {percent(share)} of that time.{bar if history.ledger else ''}"
 
 
 def figures(history: History) -> dict[str, str]:
@@ -150,12 +152,17 @@ def where(history: History) -> str | None:
 
 
 def settings(history: History) -> dict[str, str]:
-    """The run's settings by name."""
-    return {str(name): shown(value) for name, value in history.settings.items()}
+    """The run's settings by name, without options that its devices do not have."""
+    on_cpu = (where(history) or "").endswith("cpu")
+    left_out = ("cuda_graph",) if on_cpu else ()
+    return {str(name): shown(value) for name, value in history.settings.items() if name not in left_out}
 
 
 def environment(history: History) -> dict[str, str]:
-    """Versions and machines of the run by name; a value that a resume changed is preceded by its step."""
+    """What the run was by name: its command, data, model, versions and machines.
+
+    A value that a resume changed is preceded by its step.
+    """
     found: dict[str, dict[str, str]] = {}
     for row in history.events:
         if row.get("event") in ("start", "resume"):
@@ -164,12 +171,18 @@ def environment(history: History) -> dict[str, str]:
                 values = found.setdefault(name, {})
                 if not values or value != list(values.values())[-1]:
                     values[f"from step {count(step)}: " if step else ""] = value
-    return {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
+    texts = {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
+    if samples := ", ".join(f"{name} {n:,}" for name, n in history.samples_of_classes.items()):
+        texts["samples of each class"] = shortened(samples)
+    return texts
 
 
 def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
     versions, nodes = start.get("versions"), start.get("nodes")
-    found = {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
+    found = {name: shown(start[name]) for name in ("command",) if start.get(name)}
+    if parameters := number(start.get("parameters")):
+        found["parameters"] = count(parameters)
+    found |= {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
     kinds = Counter(_machine(node) for node in nodes if isinstance(node, Mapping)) if isinstance(nodes, list) else {}
     if kinds:
         texts = (f"{many(n, 'node')} with {kind}{' each' if n > 1 else ''}" for kind, n in kinds.items())
@@ -179,7 +192,10 @@ def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
 
 def _machine(node: Mapping[str, Any]) -> str:
     gpu = f" on {shortened(node['gpu'])}" if node.get("gpu") else ""
-    return f"{many(number(node.get('cores')), 'core')}, {many(number(node.get('workers')), 'worker')}{gpu}"
+    cpu = f" of {shortened(node['cpu'])}" if node.get("cpu") else ""
+    memory = f", {size / 2**30:.1f} GiB of memory" if (size := number(node.get("memory"))) else ""
+    workers = many(number(node.get("workers")), "worker")
+    return f"{many(number(node.get('cores')), 'core')}{cpu}{memory}, {workers}{gpu}"
 
 
 def shortened(text: object) -> str:

@@ -85,7 +85,7 @@ AT_START = 3
 
 def beside(load: float) -> dict[str, Any]:
     """The record of an epoch on a CPU without idle cores, of which other processes used this share."""
-    times = {"cpu_seconds": 10 * (1 - load), "host_busy_seconds": 10.0, "host_idle_seconds": 0.0}
+    times: dict[str, Any] = {"cpu_seconds": 10 * (1 - load), "host_busy_seconds": 10.0, "host_idle_seconds": 0.0}
     return {"ranks": [rank("g", size=1, device="cpu", **times)], "images_per_second": 100.0}
 
 

@@ -1,5 +1,6 @@
 """report.html on starts: resumes, ends of worker groups, and the environment of each."""
 
+import json
 import re
 from typing import Any
 
@@ -98,6 +99,24 @@ def test_the_environment_and_what_a_resume_changed_in_it() -> None:
     assert facts["a"] == "{}" and mentions(facts["machines"], "1 3") and facts["machines"].count("\u2013") == 2
     assert environment(history([record(0)], [start(1)])) == {}
     assert "Environment" not in text(run_page(history([record(0)], [start(1)])))
+
+
+def test_what_repeats_the_run_is_shown() -> None:
+    node = CPU | {"cpu": "AMD EPYC 7B13", "memory": 2**34}
+    command = "raydali train imagenet --epochs 2"
+    made = history([record(0)], [start(1, **of_start("2.15.0", node), command=command, parameters=11_181_642)])
+    made.settings = {"cuda_graph": True, "epochs": 2}
+    made.files["model.json"] = json.dumps({"classes": ["cat", "dog"], "samples_of_classes": [1200, 7]}).encode()
+    facts = environment(made)
+    assert (facts["command"], facts["parameters"]) == (command, "11,181,642")
+    assert facts["samples of each class"] == "cat 1,200, dog 7"
+    assert "2 cores of AMD EPYC 7B13, 16.0 GiB of memory" in facts["machines"]
+    said = text(run_page(made))
+    assert all(fact in said for fact in facts.values()) and "cuda_graph" not in said
+    made.events[0] = {**made.events[0], "device": "cuda"}
+    assert "cuda_graph yes" in text(run_page(made))
+    made.files["model.json"] = json.dumps({"classes": 3}).encode()
+    assert "samples of each class" not in environment(made)
 
 
 def test_environments_are_compared() -> None:
