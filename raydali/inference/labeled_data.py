@@ -54,20 +54,27 @@ def labeled_like(
     (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
     if classes is None or source.classes == tuple(classes):
         return source
-    labels = places_of(source.classes, classes, data)[source.labels]
-    return replace(source, labels=labels, classes=tuple(classes))
+    return replace(source, labels=labels_among(classes, source.classes, source.labels, data), classes=tuple(classes))
 
 
-def places_of(names: Sequence[str], classes: Sequence[str], data: str) -> NDArray[np.int64]:
-    """Return the places of class names among the classes of a run, int64 (C,).
+def labels_among(
+    classes: Sequence[str], names: Sequence[str], labels: NDArray[np.int64], data: str
+) -> NDArray[np.int64]:
+    """Return labels as places among the classes of a run, int64 (N,).
+
+    Args:
+        classes: of the run.
+        names: of the classes of the data.
+        labels: (N,), places among the names. A class without a label need not be one of the run.
+        data: what the user gives, for messages.
 
     Raises:
-        UsageError: the run lacks one.
+        UsageError: the run lacks a class.
     """
-    places = {name: place for place, name in enumerate(classes)}
-    if unknown := [name for name in names if name not in places]:
+    places = np.array([classes.index(name) if name in classes else -1 for name in names])
+    if unknown := [names[label] for label in np.unique(labels) if places[label] < 0]:
         raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
-    return np.array([places[name] for name in names])
+    return places[labels]
 
 
 def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None = None) -> LabeledSource:  # noqa: ANN401

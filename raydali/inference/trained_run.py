@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,7 @@ from raydali.launch.driver.resume import read_settings
 from raydali.run.find import MANIFEST, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
-from raydali.text import error_line
+from raydali.text import error_line, summarize
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.train.evaluation.reference import Reference
 from raydali.train.evaluation.restoration import restored_files
@@ -143,7 +144,14 @@ class TrainedRun(FoundRun):
         if data is not None:
             check_column_options(data, root=given.get("root"), label_column=given.get("label_column"))
             source = self.kind.open_labeled(data, self.classes, given)
-            return source, classes_of(source) if self.classes is None else self.classes
+            classes = classes_of(source)
+            if self.classes and classes and self.classes != classes:
+                differ = [f"{i}: {a!r}, {b!r}" for i, (a, b) in enumerate(zip_longest(self.classes, classes)) if a != b]
+                raise UsageError(
+                    f"the classes of the run {self.folder} and of {data} differ ({summarize(differ)}): give data with "
+                    "the classes of the run, in their order"
+                )
+            return source, classes if self.classes is None else self.classes
         train, classes = self.data.train, classes_of(self.data.train)
         if self.classes is not None and self.classes != classes:
             raise UsageError(f"the classes of {train} are not those of the run {self.folder} any more: give --data")

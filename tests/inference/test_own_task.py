@@ -1,6 +1,7 @@
 """A task of the user's own, docs/examples/regression.py: it has all commands."""
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,20 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from jobs import imagenet
 from raydali.commands import evaluate, export, predict, preview
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
 from raydali.commands.predict import Predict
 from raydali.commands.preview import Preview
+from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import UsageError
+from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
-from tests.support.copied_jobs import trained_copy
+from tests.support.copied_jobs import changed_copy, trained_copy
 from tests.support.messages import mentioning
-from tests.support.trained_runs import dealt_to
+from tests.support.trained_runs import dealt_to, made_run
 
 EXAMPLE = ROOT / "docs/examples/regression.py"
 OPTIONS: dict[str, Any] = {"image_size": 32, "model": "digits", "batch_size": 8, "global_batch_size": 8}
@@ -81,6 +85,16 @@ def test_its_images_are_drawn(data: Path, tmp_path: Path) -> None:
     of_job = ("--data", str(data), "--image-size", "32", "--batch-size", "4")
     preview.main(Preview(job=str(EXAMPLE), of_job=of_job, device="cpu", output=str(tmp_path / "sheet.png")))
     assert (tmp_path / "sheet.png").exists()
+
+
+def test_data_of_other_classes_are_refused(tmp_path: Path) -> None:
+    run = made_run(tmp_path, imagenet, imagenet.DIGITS, [*map(str, range(10))])
+    for split in ("train", "val"):
+        for name in "01":
+            shutil.copytree(Path(digits_folder(), "val", name), tmp_path / "data" / split / name)
+    job = changed_copy("imagenet", {'    task="classification",\n': ""}, tmp_path)
+    with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/data '2' None")):
+        open_run(str(run), job=str(job)).labeled_samples(str(tmp_path / "data"), {})
 
 
 @pytest.mark.slow

@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from jobs import segmentation
 from jobs.segmentation import JOB, SHAPES, Config, open_data, train
+from raydali.commands import evaluate
+from raydali.commands.evaluate import Evaluate
 from raydali.data.sources.builtin.shapes import masked_shapes_folder
 from raydali.errors import UsageError
 from raydali.inference.kinds.segmentation import colour_of
+from raydali.inference.trained_run import open_run
 from raydali.launch.driver.command import parse
+from tests.data.sources.test_masked_images import folders, grey
 from tests.inference.test_kinds import evaluated, predicted
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
-from tests.support.trained_runs import made_run
+from tests.support.trained_runs import dealt_to, made_run
 
 # Six micro-batches a global batch: 1, 2 and 3 workers share them evenly.
 CONFIG = replace(
@@ -86,6 +91,46 @@ def test_one_checkpoint_has_the_same_figures_on_any_number_of_workers(run: Any, 
     assert [row["pixels"] for row in rows] == pixels.tolist()
     worst = [float(each["predicted"].split()[1]) for each in found["worst"]]
     assert len(worst) == 60 and worst == sorted(worst)
+
+
+def with_palette(root: Path, colours: int) -> str:
+    """Write images whose masks have the values 0 and 1, and a palette of so many colours."""
+    mask = grey(1).convert("P")
+    mask.putpalette([*range(3 * colours)])
+    return folders(root, mask)
+
+
+def test_classes_of_other_data_are_found_by_name(tmp_path: Path) -> None:
+    """A run of four classes on masks of two: predictions of the others are wrong, by IoU counted here."""
+    run = made_run(tmp_path, segmentation, SHAPES, ["3", "1", "0", "2"], seed=6)
+    two = with_palette(tmp_path / "two", 2)
+    with dealt_to(1):
+        evaluate.main(Evaluate(run=str(run), data=two))
+    found = run.read_json("evaluation.json")
+    opened = open_run(str(run))
+    network, places = opened.network(4), np.array([2, 1])
+    val = open_data(replace(SHAPES, data=two)).val
+    union, right = np.zeros(4), np.zeros(4)
+    for id in range(len(val)):
+        truth = places[val.mask(id)]
+        with torch.inference_mode():
+            scores = network(opened.pipeline.sample(val, id, 0)[0][None])[0]
+        predicted = scores.argmax(0).numpy()[: truth.shape[0], : truth.shape[1]]
+        for place in range(4):
+            union[place] += ((truth == place) | (predicted == place)).sum()
+            right[place] += ((truth == place) & (predicted == place)).sum()
+    assert found["metrics"]["iou"] == pytest.approx((right[union > 0] / union[union > 0]).mean())
+    assert union[3] > 100 and found["samples"] == 2
+    pixels = {row["class"]: row["pixels"] for row in found["classes"]}
+    assert pixels == {"3": 0, "1": 2 * 20 * 30, "0": 2 * 20 * 30, "2": 0}
+
+
+def test_other_classes_are_refused(run: Any, tmp_path: Path) -> None:
+    numbered = made_run(tmp_path, segmentation, SHAPES, [*map(str, range(4))], name="numbered")
+    six = with_palette(tmp_path / "six", 6)
+    for each, named in ((run, "six '0' '1'"), (numbered, "six '4' '5'")):
+        with pytest.raises(UsageError, match=mentioning(named)):
+            evaluate.main(Evaluate(run=str(each), data=six))
 
 
 @pytest.mark.parametrize("overlays", [False, True])

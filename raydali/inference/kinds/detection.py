@@ -22,7 +22,7 @@ from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
-from raydali.inference.labeled_data import places_of
+from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
 from raydali.text import summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
@@ -47,7 +47,7 @@ class Detection(Kind):
         (source,) = exclude(None, one_split(absolute(data), "val"))
         if classes is None or source.classes == tuple(classes):
             return source
-        labels = 1 + places_of(source.classes, classes, data)[source.labels - 1]
+        labels = 1 + labels_among(classes, source.classes, source.labels - 1, data)
         return replace(source, labels=labels, classes=tuple(classes), category_ids=np.arange(1, len(classes) + 1))
 
     def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> Coco:

@@ -15,6 +15,7 @@ from raydali.data.loading.loader import Batch
 from raydali.data.sources.file_list import is_list
 from raydali.data.sources.masked_images import IGNORED, MaskedImages
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
+from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
 from raydali.train.evaluation.segmentation import confusion, encoded
 
@@ -32,14 +33,18 @@ class Segmentation(Kind):
         """Open the validation images of a folder, or those of a list."""
         lists = data if is_list(data) else None
         source: MaskedImages = self.job.open_data(replace(self.config, data=data, val_data=lists)).val
-        return source
+        if classes is None or source.classes == tuple(classes):
+            return source
+        values = np.arange(256, dtype=np.uint8)  # what is no class stays
+        values[: len(source.classes)] = labels_among(classes, source.classes, np.arange(len(source.classes)), data)
+        return replace(source, lookup=values[source.lookup], classes=tuple(classes))
 
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return "pixels" (n, 3, classes): right, true and predicted ones; "losses" (n,); "masks", compressed."""
         truth, predicted = batch["masks"].squeeze(1).long(), raw.argmax(1)
         classes = raw.shape[1]
         matrices = torch.stack([confusion(*each, classes) for each in zip(predicted, truth, strict=True)])
-        matrices = matrices.reshape(-1, classes, classes)
+        matrices = matrices.reshape(-1, classes, classes + 1)[..., :classes]
         known = (truth != IGNORED).sum((1, 2)).clamp(min=1)
         losses = F.cross_entropy(raw.float(), truth, ignore_index=IGNORED, reduction="none").sum((1, 2)) / known
         parts = matrices.diagonal(dim1=1, dim2=2), matrices.sum(2), matrices.sum(1)

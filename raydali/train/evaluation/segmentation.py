@@ -42,11 +42,11 @@ def evaluate(network: nn.Module, val: ValidationPass, classes: int) -> dict[str,
     The confusion matrix is a sum of whole numbers over ranks, so that it does not depend on their number.
 
     Args:
-        network: maps "images" (N, 3, H, W) to scores (N, classes, H, W).
+        network: maps "images" (N, 3, H, W) to scores (N, classes, H, W), or of more classes, which are never right.
         val: its batches also have "masks" (N, 1, H, W).
         classes: their number.
     """
-    counts = torch.zeros(1 + classes**2, dtype=torch.int64, device=val.worker.device)
+    counts = torch.zeros(1 + classes * (classes + 1), dtype=torch.int64, device=val.worker.device)
     loss = torch.zeros((), dtype=torch.float64, device=val.worker.device)
     with evaluating(network):
         for batch in val.batches:
@@ -58,19 +58,24 @@ def evaluate(network: nn.Module, val: ValidationPass, classes: int) -> dict[str,
             counts[1:] += confusion(scores.argmax(1), truth, classes)
     images, *of_pairs = val.worker.sum(counts).tolist()
     require_read(images, val.batches)
-    matrix = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes)
+    matrix = torch.tensor(of_pairs, dtype=torch.float64).reshape(classes, classes + 1)
     return {"images": images, **figures(matrix), "loss": (val.worker.sum(loss) / matrix.sum()).item()}
 
 
 def confusion(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return the number of pixels by true and predicted class, int64 (classes**2,)."""
+    """Return the number of pixels by true and predicted class, int64 (classes * (classes + 1),).
+
+    The last column has the predictions of all further classes.
+    """
     known = truth != IGNORED
-    return torch.bincount(truth[known] * classes + predicted[known], minlength=classes**2)
+    pairs = truth[known] * (classes + 1) + predicted[known].clamp(max=classes)
+    return torch.bincount(pairs, minlength=classes * (classes + 1))
 
 
 def figures(matrix: torch.Tensor) -> Mapping[str, float]:
-    """Return "iou" and "accuracy" of a confusion matrix (classes, classes), whose rows are the true classes."""
-    right, union = matrix.diag(), matrix.sum(0) + matrix.sum(1) - matrix.diag()
+    """Return "iou" and "accuracy" of a confusion matrix (classes, classes + 1), see `confusion`."""
+    right = matrix.diag()
+    union = matrix.sum(0)[:-1] + matrix.sum(1) - right
     return {"iou": (right / union)[union > 0].mean().item(), "accuracy": (right.sum() / matrix.sum()).item()}
 
 

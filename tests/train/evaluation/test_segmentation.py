@@ -71,6 +71,16 @@ def test_figures_are_those_of_torchmetrics() -> None:
     assert found["loss"] == pytest.approx(F.cross_entropy(scores, flat, ignore_index=IGNORED).item(), abs=1e-5)
 
 
+def test_predictions_of_further_classes_are_wrong() -> None:
+    """Pixels of the classes 0, 0, 1, 1, for which a network of three classes says 0, 2, 1, 2."""
+    micro_batch: Any = None
+    said = F.one_hot(torch.tensor([[[0, 2, 1, 2]]]), 3).permute(0, 3, 1, 2).float()
+    batch = Batch({"images": said, "masks": torch.tensor([[[[0, 0, 1, 1]]]], dtype=torch.uint8)}, micro_batch)
+    val: Any = ValidationPass([batch], None, WORKER, Precision("fp32", CPU))
+    found = evaluate(nn.Identity(), val, 2)
+    assert (found["iou"], found["accuracy"]) == (0.5, 0.5)
+
+
 class ReferenceMatrix:
     """The confusion matrix of torchvision's reference, references/segmentation/utils.py."""
 
