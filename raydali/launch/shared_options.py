@@ -32,6 +32,9 @@ class StartingWeightsOptions(TrainingOptions):
     freeze: str | None = None
     """Regular expression: parameters whose names it matches from their beginning are not trained. `(?!fc)` matches all
     but those of a layer fc."""
+    new_layers: str | None = None
+    """Regular expression: layers whose names it matches from their beginning need not be in --weights, and begin at
+    random. Default: weights that lack a layer besides the head are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,18 @@ from raydali.text import summarize
 _LISTS = nn.Sequential, nn.ModuleList
 
 
+def expression(option: str, pattern: str) -> re.Pattern[str]:
+    """Return a regular expression that an option gives.
+
+    Raises:
+        UsageError: it is invalid.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"{option} {pattern!r} is not a regular expression ({error}): try {option} '[^.]*'") from error
+
+
 def freeze(model: nn.Module, pattern: str) -> list[str]:
     """Freeze the parameters whose names match a regular expression, and return their names.
 
@@ -22,10 +34,7 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
     Raises:
         UsageError: the expression is invalid, or matches no name or every name.
     """
-    try:
-        matches = re.compile(pattern).match
-    except re.error as error:
-        raise UsageError(f"--freeze {pattern!r} is not a regular expression ({error}): try --freeze '[^.]*'") from error
+    matches = expression("--freeze", pattern).match
     names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if matches(name)]
     if not frozen:

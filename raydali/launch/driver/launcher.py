@@ -110,7 +110,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     if weights is not None:
         from raydali.train.weights.matching import match
 
-        matched = match(weights, build, len(classes), classes)
+        matched = match(weights, build, len(classes), classes, getattr(options, "new_layers", None))
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as connected:

@@ -12,11 +12,14 @@ from torch import nn
 
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
+from raydali.train.finetuning import expression
 from raydali.train.models.classification import head_names, on_meta, tensor_shapes
 from raydali.train.weights.reading import State, Weights
 
 BODY_SHARE = 0.9
 """Share of the body's elements that must be loaded."""
+_WRAPPERS = re.compile(r"(^|(?<=\.))((_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.)+")
+"""What torch.compile, activation checkpointing, FSDP and DDP add to names, wherever they wrap a part of a model."""
 _OF_OLD_DENSENETS = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
 
 
@@ -76,24 +79,30 @@ class MatchedWeights:
 
 
 def match(
-    weights: Weights, build: Callable[[int], nn.Module], classes: int, class_names: Sequence[str] | None = None
+    weights: Weights,
+    build: Callable[[int], nn.Module],
+    classes: int,
+    class_names: Sequence[str] | None = None,
+    new_layers: str | None = None,
 ) -> MatchedWeights:
     """Match weights with a model by names and shapes.
 
-    First parts of names in the file, such as `module.` or `backbone.`, are left out if more names match then. A file
-    may have only a part of the model, as a classifier has the backbone of a detector; the rest of the body is new then.
-    The head is loaded whole or not at all.
+    Names of wrappers such as `_orig_mod.` are left out, and first parts of names, such as `backbone.`, if more names
+    match then. A file may have only a part of the model, as a classifier has the backbone of a detector; the rest of
+    the body is new then. The head is loaded whole or not at all.
 
     Args:
         weights: what was read.
         build: makes the model for a number of classes; it is only called to look at shapes.
         classes: the number of classes.
         class_names: the classes in order. The head of a run of other classes, or of another order, is not loaded.
+        new_layers: regular expression of the beginnings of names that need not be in the weights.
 
     Raises:
-        UsageError: less than nine tenths of the elements in the body, or in the part of it, are in the weights, or some
-            are NaN.
+        UsageError: of the body, or the part of it, the weights have less than nine tenths of the elements, or lack all
+            parameters of a layer; some are NaN; the expression is invalid.
     """
+    may_lack = expression("--new-layers", new_layers).match if new_layers is not None else lambda _: None
     model = on_meta(partial(build, classes))
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     head = head_names(build, classes)
@@ -106,13 +115,22 @@ def match(
     new_head = head if others or not head <= fitting else frozenset[str]()
     loaded = fitting - new_head
 
-    body = {name: value.numel() for name, value in own.items() if name not in head and name.startswith(part)}
+    expected = (name for name in own if name not in head and name.startswith(part) and not may_lack(name))
+    body = {name: own[name].numel() for name in expected}
     share = sum(body[name] for name in loaded & body.keys()) / max(1, sum(body.values()))
     if share < BODY_SHARE:
         unfit = [name for name in body if name not in fitting]
         raise UsageError(
             f"--weights {weights.origin} has {share:.0%} of this model, not {BODY_SHARE:.0%}: {summarize(unfit, 2)} "
             f"do not fit (the file has {summarize(state, 1)}): check --model and --image-size"
+        )
+    layers: dict[str, set[str]] = {}
+    for name in body.keys() & dict(model.named_parameters()).keys():
+        layers.setdefault(name.rpartition(".")[0], set()).add(name)
+    if lacking := sorted(layer for layer, names in layers.items() if not names & loaded):
+        raise UsageError(
+            f"--weights {weights.origin} has no weights that fit {plural(len(lacking), 'layer')} of this model, "
+            f"{summarize(lacking, show=repr)}: check --model, or give --new-layers REGEX to train these anew"
         )
     broken = [name for name in sorted(loaded) if not state[name].isfinite().all()]
     if broken:
@@ -177,6 +195,11 @@ def _classes_of(
 
 def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) -> State:
     """Return the tensors under the model's names, with position embeddings for the model's image size."""
+    plain = {_WRAPPERS.sub("", name): name for name in own}
+    inner = {name: _WRAPPERS.sub("", name) for name in state}
+    state = {plain.get(inner[name], inner[name]): value for name, value in state.items()} | {
+        name: value for name, value in state.items() if name in own
+    }
     state = _without_prefix(state, own)
     state = {_new_name(name, own): value for name, value in state.items()}
     for adapt in (_by_torchvision, _by_timm):

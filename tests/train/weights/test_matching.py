@@ -273,7 +273,7 @@ def test_what_does_not_match_is_told_by_name() -> None:
     state["0.weight"] = torch.ones(32, 1, 3, 3)
     for name in ("1.running_mean", "1.num_batches_tracked"):
         del state[name]
-    weights = match(made(state), partial(build_model, "digits"), 3)
+    weights = match(made(state), partial(build_model, "digits"), 3, new_layers="0")
     assert weights.skipped == ("0.weight", "extra.weight")
     assert weights.missing == ("1.running_mean",)
     assert mentions("\n".join(weights.describe()), "0.weight extra.weight 1.running_mean")
@@ -283,11 +283,42 @@ def test_nine_tenths_of_the_body_must_match() -> None:
     state, build = digits_state(), partial(build_model, "digits")
     body = sum(value.numel() for name, value in state.items() if not name.startswith("11."))
     assert state["3.weight"].numel() / body > 0.1 > state["0.weight"].numel() / body
-    without = {name: value for name, value in state.items() if name != "0.weight"}
-    assert match(made(without), build, 3).missing == ("0.weight",)
     without = {name: value for name, value in state.items() if name != "3.weight"}
     with pytest.raises(UsageError, match=mentioning("weights.pth 80% 90% 3.weight --model")):
         match(made(without), build, 3)
+    assert match(made(without), build, 3, new_layers="3").missing == ("3.weight",)
+
+
+@pytest.mark.parametrize("has_another", [False, True])
+def test_a_file_that_lacks_a_layer_is_refused(has_another: bool) -> None:
+    state, build = digits_state(), partial(build_model, "digits")
+    without = {name: value for name, value in state.items() if name != "0.weight"}
+    if has_another:
+        without["0.weight"] = state["0.weight"][:, :1]
+    with pytest.raises(UsageError, match=mentioning("weights.pth '0' --model --new-layers")):
+        match(made(without), build, 3)
+    assert "0.weight" not in match(made(without), build, 3, new_layers=r"0\.").loaded
+    with pytest.raises(UsageError, match=mentioning("--new-layers '('")):
+        match(made(without), build, 3, new_layers="(")
+
+
+@pytest.mark.parametrize("wrapped", ["_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "module."])
+def test_wrappers_are_left_out_wherever_they_stand(wrapped: str) -> None:
+    """Each layer of its own, as torch.compile of the layers of a model leaves it, and Lightning around that."""
+    state, build = digits_state(), partial(build_model, "digits")
+    inside = {f"model.{name.replace('.', f'.{wrapped}_orig_mod.', 1)}": value for name, value in state.items()}
+    assert len([name for name in inside if wrapped in name]) == len(state)
+    assert match(made(inside), build, 3).loaded == tuple(sorted(state))
+
+
+def test_a_model_that_is_compiled_in_parts_takes_plain_weights() -> None:
+    def build(classes: int) -> nn.Module:
+        model = build_model("digits", classes)
+        assert isinstance(model, nn.Sequential)
+        model[0] = torch.compile(model[0])
+        return model
+
+    assert "0._orig_mod.weight" in match(made(digits_state()), build, 3).loaded
 
 
 def test_weights_of_half_precision_are_loaded() -> None:
