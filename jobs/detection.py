@@ -48,8 +48,8 @@ class Config(FineTuningOptions, ImageOptions):
     usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16, "adamw": 1.6e-3, "muon": 1.6e-3}
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/.
-    Default: the built-in shapes."""
+    """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/; or
+    in Roboflow's. Default: the built-in shapes."""
     annotations: str | None = None
     """JSON file of the training images. --data then has these images only; --val-data and --val-annotations are
     required."""

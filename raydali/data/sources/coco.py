@@ -62,6 +62,9 @@ class Coco(Files):
     def from_file(cls, annotations: str, root: str) -> Self:
         """Index the images and boxes of a JSON file. Images without boxes stay; those without a file are `missing`.
 
+        Of a path of another machine, such as /data/upload/1/x.jpg, the last parts count that are below the root, with a
+        warning. The root category of Roboflow, which has no boxes, is no class.
+
         Warns of boxes without height or width, and leaves them out: no detector of torchvision accepts them. Warns of
         boxes outside of their image. Ids are whole numbers, also as 12.0 or "12"; those of annotations may be any text.
 
@@ -71,16 +74,25 @@ class Coco(Files):
 
         Raises:
             UsageError: the file cannot be read or has another format; an annotation whose image or category is missing,
-                or whose box is not four numbers; boxes that are corners, or fractions of the image; duplicate ids or
-                names of categories; no image exists below the root.
+                or whose box is not four numbers; boxes that are corners, or fractions of the image; duplicate ids,
+                names of categories, or files; no image exists below the root.
         """
         path = absolute(annotations)
         images, annotated, categories = _read(path)
         image_ids = _ids(path, "image", images)
+        for place, one in enumerate(annotated, 1):
+            if one.get("id") is None:  # which only messages need
+                one["id"] = f"number {place}"
+        categories = _without_root(categories, annotated)
         category_ids = _ids(path, "category", categories)
-        _require_different(path, "annotation", (str(one.get("id")) for one in annotated))
-        names = _column(path, "image", images, "file_name", str)
-        missing = _missing(path, absolute(root), names)
+        _require_different(path, "annotation", (str(one["id"]) for one in annotated))
+        names, missing = _located(path, absolute(root), _column(path, "image", images, "file_name", str))
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            same = [id for id, other in zip(image_ids.tolist(), names, strict=True) if other == name]
+            raise UsageError(
+                f"{path}: images {summarize(same)} are one file, {name!r}: give it one entry for all boxes"
+            )
 
         order = np.argsort(category_ids)
         labels = _found(path, annotated, "category", category_ids[order]) + 1
@@ -167,6 +179,16 @@ def _read(path: str) -> tuple[Items, Items, Items]:
             raise UsageError(f'{path} has an empty list of "{key}": {remedy}')
         parts.append(items)
     return parts[0], parts[1], parts[2]
+
+
+def _without_root(categories: Items, annotated: Items) -> Items:
+    """Return the categories without the one that Roboflow puts above all others."""
+    roots = [one for one in categories if one.get("supercategory") == "none"]
+    others = [one for one in categories if one.get("supercategory") != "none"]
+    if len(roots) != 1 or not others or any(one.get("supercategory") != roots[0].get("name") for one in others):
+        return categories
+    used = any(_number(one.get("category_id")) == _number(roots[0].get("id")) for one in annotated)
+    return categories if used else others
 
 
 def _column(path: str, kind: str, items: Items, key: str, type_: type) -> list[Any]:
@@ -277,19 +299,25 @@ def _size(image: Mapping[str, Any]) -> tuple[int, int]:
     return (height, width) if type(height) is int and type(width) is int else (0, 0)
 
 
-def _missing(path: str, root: str, names: Sequence[str]) -> tuple[int, ...]:
-    """The indices of images that do not exist."""
+def _located(path: str, root: str, names: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
+    """Return the paths of images, and the indices of those that do not exist."""
     there = {f"{folder}/{name}".lstrip("/") for folder, names in list_tree(root, of="images").items() for name in names}
     local = "://" not in root
-    # An image that the listing lacks may exist: listed in another spelling, or outside the root.
-    missing = tuple(
-        place
-        for place, name in enumerate(names)
-        if name not in there and "://" not in name and not (local and os.path.isfile(os.path.join(root, name)))
-    )
+
+    def located(name: str) -> str | None:
+        # An image that the listing lacks may exist: listed in another spelling, or outside the root.
+        if name in there or "://" in name or (local and os.path.isfile(os.path.join(root, name))):
+            return name
+        ends = (name[slash.end() :] for slash in re.finditer("/", name))
+        return next((end for end in ends if end in there), None)
+
+    places = [*map(located, names)]
+    missing = tuple(index for index, place in enumerate(places) if place is None)
+    if moved := [f"{place} for {name}" for name, place in zip(names, places, strict=True) if place not in (None, name)]:
+        _log.warning("%s: %s found at the end of their paths, such as %s", path, plural(len(moved), "image"), moved[0])
     if len(missing) == len(names):
         raise UsageError(
             f"{plural(len(names), 'image')} of {path} cannot be found, such as {root}/{names[0]}: "
             + ("write slashes for backslashes" if "\\" in names[0] else "give the folder where their names begin")
         )
-    return missing
+    return [place or name for name, place in zip(names, places, strict=True)], missing

@@ -6,9 +6,12 @@ import numpy as np
 
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.files import absolute
-from raydali.data.sources.listing import list_tree
+from raydali.data.sources.listing import entries_or_none, list_tree
 from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.errors import UsageError
+
+ROBOFLOW = "_annotations.coco.json"
+"""The name that Roboflow gives annotations, beside their images."""
 
 
 def train_and_val(
@@ -18,7 +21,8 @@ def train_and_val(
 
     Args:
         data: a folder or URI laid out like COCO: images in train/ and val/, or in folders whose names begin so
-            (train2017), and annotations/instances_NAME.json for each. With the other three, the training images only.
+            (train2017), and annotations/instances_NAME.json for each; or like Roboflow's, with _annotations.coco.json
+            beside the images in train/ and valid/. With the other three, the training images only.
         annotations: JSON of the training images.
         val_data: the validation images.
         val_annotations: their JSON.
@@ -52,15 +56,25 @@ def train_and_val(
 
 
 def one_split(root: str, split: str) -> Coco:
-    """Index the images of a folder laid out like COCO, by its annotations/instances_SPLIT*.json.
+    """Index the images of a folder laid out like COCO, by its annotations/instances_SPLIT*.json, or like Roboflow's.
+
+    Args:
+        root: from `files.absolute`.
+        split: train or val. The root itself may be the latter, if it has Roboflow's annotations.
 
     Raises:
         UsageError: there is not exactly one such file, or it cannot be indexed.
     """
+    for folder in (root, f"{root}/val", f"{root}/valid") if split == "val" else (f"{root}/{split}",):
+        if any(entry.name == ROBOFLOW for entry in entries_or_none(folder)):
+            return Coco.from_file(f"{folder}/{ROBOFLOW}", folder)
     folder = f"{root}/annotations"
-    names = list_tree(folder, of="annotations such as instances_train.json")[""]
+    names = list_tree(folder, of=f"annotations such as instances_{split}.json, or give {split}/{ROBOFLOW}")[""]
     found = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
     if len(found) != 1:
         what = " and ".join(found) if found else f"no instances_{split}.json"
-        raise UsageError(f"{folder} has {what}: give --annotations, --val-data and --val-annotations too")
+        raise UsageError(
+            f"{folder} has {what}: give a folder as COCO or Roboflow has it, or to a job --annotations, --val-data and "
+            "--val-annotations too"
+        )
     return Coco.from_file(f"{folder}/{found[0]}", f"{root}/{found[0].removeprefix('instances_').removesuffix('.json')}")

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources import storage
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.coco_folder import one_split
 from raydali.data.sources.exclusion import exclude
@@ -19,7 +18,6 @@ from raydali.data.sources.files import absolute
 from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks.detection import PADDING, Boxes, moved
-from raydali.errors import UsageError
 from raydali.extras import require_extra
 from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
 from raydali.inference.labeled_data import labels_among
@@ -41,9 +39,7 @@ class Detection(Kind):
     endings = (".csv", ".parquet", ".json")
 
     def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> Coco:
-        """Open a folder laid out like COCO, of which val is taken."""
-        if not storage.is_folder(absolute(f"{data.rstrip('/')}/annotations")):
-            raise UsageError(f"--data {data} has no annotations/: give a folder laid out like COCO")
+        """Open a folder laid out like COCO or by Roboflow, of which val is taken."""
         (source,) = exclude(None, one_split(absolute(data), "val"))
         if classes is None or source.classes == tuple(classes):
             return source

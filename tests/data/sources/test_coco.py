@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydali.data.sources.coco import Coco
-from raydali.data.sources.coco_folder import train_and_val
+from raydali.data.sources.coco_folder import one_split, train_and_val
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.file_rules import FIRST, following
 from raydali.errors import UsageError
@@ -182,8 +182,8 @@ WRONG = {
     "box-of-words": (changed(bbox=["1", "2", "3", "4"]), '"bbox" annotation 1'),
     "box-of-nan": (changed(bbox=[1, 2, 3, float("nan")]), '"bbox" annotation 1 nan'),
     "missing-files": (
-        content(images=[image | {"file_name": f"gone/{image['file_name']}"} for image in IMAGES]),
-        "3 images boxes.json /images/gone/b.jpg",
+        content(images=[image | {"file_name": f"gone/{image['id']}.jpg"} for image in IMAGES]),
+        "3 images boxes.json /images/gone/90.jpg",
     ),
 }
 
@@ -211,6 +211,50 @@ def test_missing_annotations_and_folders_are_refused(tmp_path: Path) -> None:
         Coco.from_file(str(tmp_path / "none.json"), str(tmp_path))
     with pytest.raises(UsageError, match=mentioning("nowhere images")):
         Coco.from_file(write(tmp_path, content()), str(tmp_path / "nowhere"))
+
+
+# As other tools write them
+
+
+def test_paths_of_other_machines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = "/data/upload/1/b.jpg", "images/below/a.jpg", "c.jpg"
+    images = [image | {"file_name": path} for image, path in zip(IMAGES, paths, strict=True)]
+    assert source(tmp_path, images=images).fingerprint == source(tmp_path).fingerprint
+    assert mentions(caplog.text, "boxes.json 2 b.jpg /data/upload/1/b.jpg")
+    images[2] = images[2] | {"file_name": "/data/upload/2/b.jpg"}
+    with pytest.raises(UsageError, match=mentioning("boxes.json 90 55 'b.jpg'")):
+        source(tmp_path, images=images)
+
+
+def test_annotations_without_ids(tmp_path: Path) -> None:
+    without = [{name: value for name, value in one.items() if name != "id"} for one in ANNOTATIONS]
+    assert source(tmp_path, annotations=without).fingerprint == source(tmp_path).fingerprint
+    without[1]["bbox"] = None
+    with pytest.raises(UsageError, match=mentioning('"bbox" 2 None')):
+        source(tmp_path, annotations=[without[0], without[1] | {"id": None}])
+
+
+ROOT = [
+    {"id": 0, "name": "animals", "supercategory": "none"},
+    *(one | {"supercategory": "animals"} for one in CATEGORIES),
+]
+
+
+def test_the_root_category_of_roboflow_is_no_class(tmp_path: Path) -> None:
+    assert source(tmp_path, categories=ROOT).fingerprint == source(tmp_path).fingerprint
+    used = [*ANNOTATIONS, ANNOTATIONS[0] | {"id": 4, "category_id": 0}]
+    assert source(tmp_path, categories=ROOT, annotations=used).classes == ("animals", "cat", "dog")
+    flat = [one | {"supercategory": "none"} for one in CATEGORIES]
+    assert source(tmp_path, categories=flat, annotations=[]).classes == ("cat", "dog")
+
+
+def test_a_folder_as_roboflow_exports_it(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        write(tmp_path, content(categories=ROOT), "images/_annotations.coco.json")
+        (tmp_path / "images").rename(tmp_path / name)
+    train, val = train_and_val(str(tmp_path))
+    assert (train.root, val.root) == (f"{tmp_path}/train", f"{tmp_path}/valid") and train.classes == ("cat", "dog")
+    assert one_split(f"{tmp_path}/test", "val").path(0) == f"{tmp_path}/test/b.jpg"
 
 
 # What people name
