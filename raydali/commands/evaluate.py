@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raydali.errors import UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.inference.options import InferenceOptions
 from raydali.output import JsonFile, require_there, require_writable, show, write_json
 from raydali.text import number, plural, rate_text
@@ -46,7 +46,7 @@ def main(options: Evaluate) -> None:
 
     Raises:
         UsageError: the run or the data cannot be used.
-        DataError, StorageAway, CommandError: the samples cannot be read, or workers failed.
+        DataError, StorageAway, CommandError: samples cannot be read, which all figures leave out, or workers failed.
     """
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
@@ -81,6 +81,7 @@ def main(options: Evaluate) -> None:
         "data": options.data or getattr(run.config, "val_data", None) or run.config.data,
         "samples": len(every.arrays["ids"]),
         "samples_per_second": len(every.arrays["ids"]) / every.seconds,
+        "precision": every.precision,
         **evaluation,
         "metrics": {**metrics, **evaluation["metrics"], **metrics},  # the job's are first, and count
         "broken": [{"id": id, "path": path, "reason": why} for id, (path, why) in sorted(every.broken.items())],
@@ -95,10 +96,12 @@ def main(options: Evaluate) -> None:
     _print(result, run.kind.noun)
     if page is not None:
         print(page)
+    if every.broken:
+        raise CommandError(f"{plural(len(every.broken), run.kind.noun)} cannot be read, and all figures leave them out")
 
 
 def _print(result: Mapping[str, Any], noun: str) -> None:
-    rate = f"{rate_text(result['samples_per_second'])} {noun}s/s"
+    rate = f"{rate_text(result['samples_per_second'])} {noun}s/s in {result['precision']}"
     print(f"{result['run']}, {result['weights']}: {plural(result['samples'], noun)}, {rate}")
     print(result["checked"])
     show("", ["metric", "value"], [(name, f"{value:.4g}") for name, value in result["metrics"].items()])

@@ -37,6 +37,8 @@ class Export(InferenceOptions):
     """Format: an ONNX file, or a file of torch.export."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File, which must not exist. Default: the run's name, and .onnx or .pt2, in this folder."""
+    precision: Literal["fp32"] = "fp32"
+    """Floats of the proof."""
     images: int = 500
     """Number of images that the file is proved on, evenly from all samples."""
     data: str | None = None
@@ -143,7 +145,7 @@ def _some(source: Any, images: int) -> Any:  # noqa: ANN401 (an index of any kin
 
 def _print(proof: "Proof", reader: str, broken: int) -> None:
     sizes = " and ".join(map(str, proof.batch_sizes))
-    print(f"{reader} and torch, on the same {plural(proof.images, 'image')} in batches of {sizes}:")
+    print(f"{reader} and torch in fp32, on the same {plural(proof.images, 'image')} in batches of {sizes}:")
     answers = proof.same + proof.close + proof.different
     print(f"  same answer {proof.same:,} of {answers:,}, by rounding another {proof.close}, else {proof.different}")
     differences = ", ".join(f"{name} {value:.2g}" for name, value in proof.largest_difference.items())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from raydali.errors import UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.inference.options import InferenceOptions
 from raydali.output import require_there, require_writable
 from raydali.text import plural, rate_text, summarize
@@ -51,7 +51,7 @@ def main(options: Predict) -> None:
 
     Raises:
         UsageError: the run or the data cannot be used, or the output exists.
-        DataError, StorageAway, CommandError: the samples cannot be read, workers failed, or the disk is full.
+        DataError, StorageAway, CommandError: samples cannot be read, workers failed, or the disk is full.
     """
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
@@ -88,19 +88,20 @@ def main(options: Predict) -> None:
     parts, missing = inference.parts, predictions.missing(inference.parts)
     if len(missing) < len(parts):
         print(f"{len(parts) - len(missing)} of {plural(len(parts), 'part')} are done already")
-    seconds, done = 0.0, 0
+    seconds, done, precision = 0.0, 0, ""
     with ThreadPoolExecutor(1) as writer:  # the device goes on meanwhile
         writing = writer.submit(lambda: None)
         for result in workers.results(inference, missing, placement):
             writing.result()
             writing = writer.submit(predictions.write_part, result, kind, source, classes)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
+            precision = result.precision
         writing.result()
     rows, broken = predictions.join(parts, _categories(run.facts, classes))
-    rate = f", {rate_text(done / seconds)} {kind.noun}s/s" if done else ""
+    rate = f", {rate_text(done / seconds)} {kind.noun}s/s in {precision}" if done else ""
     print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
     if broken:
-        print(
+        raise CommandError(
             f"{plural(len(broken), kind.noun)} cannot be read, see {options.output}.broken.csv: "
             f"{summarize(path for path, _ in broken)}"
         )
@@ -114,6 +115,7 @@ def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
         "weights": run.weights.sha256,
         "samples": [str(source), len(source), source.fingerprint],
         "batch size": inference.batch_size,
+        "precision": inference.precision,
         "settings": f"{type(inference.kind).__name__} {inference.kind.pipeline!r}",
     }
 

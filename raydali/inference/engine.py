@@ -40,6 +40,7 @@ class PartResult:
         broken: path and reason of the other samples, by id.
         seconds: since this worker began, whose start counts too.
         calls: what the job's evaluation has summed and gathered, see `PartWorker`; None if no sample could be read.
+        precision: of the forward pass.
     """
 
     part: Part
@@ -47,6 +48,7 @@ class PartResult:
     broken: dict[int, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 0.0
     calls: Calls | None = None
+    precision: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,8 @@ class Inference:
         in_order = sorted(parts, key=lambda part: -min(len(part.ids), self.batch_size))
         order = PartByPart(samples=len(self.source), batch_size=self.batch_size, parts=in_order)
         quarantine = Quarantine(order.samples)
-        precision = Precision(self._precision(device), device)
+        name = self._precision(device)
+        precision = Precision(name, device)
         network = self.network.to(device).eval()
         options: dict[str, Any] = {"device": device, "threads": cpus, "quarantine": lambda _: quarantine}
         with self.loader(self.source, self.kind.pipeline, order, **options) as loader:
@@ -102,7 +105,7 @@ class Inference:
                     step, batches = next(groups, (None, iter(())))
                 broken = quarantine.known
                 told = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
-                yield PartResult(part, _of_batches(collected), told, time.perf_counter() - began, calls)
+                yield PartResult(part, _of_batches(collected), told, time.perf_counter() - began, calls, name)
 
     def _compute(
         self,
@@ -163,7 +166,8 @@ def joined(results: Iterable[PartResult]) -> PartResult:
         raise none_read(f"{path}: {reason}" for path, reason in broken.values())
     arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
     whole = Part(0, range(ordered[-1].part.ids[-1] + 1))
-    return PartResult(whole, arrays, broken, max(result.seconds for result in ordered))
+    seconds = max(result.seconds for result in ordered)
+    return PartResult(whole, arrays, broken, seconds, precision=ordered[0].precision)
 
 
 def _of_batches(collected: Collected) -> Arrays:
@@ -211,7 +215,7 @@ def checked_inference(
         evaluate=partial(run.job.evaluate, run.config) if evaluates else None,
         source=source,
         batch_size=kind.batch_size or options.batch_size or run.config.batch_size,
-        precision=run.config.precision,
+        precision=options.precision or run.config.precision,
         loader=partial(run.make_loader, options.loader or default_loader()),
     )
     return inference, check_run(run, inference.network, own_data=own_data, unchecked=options.unchecked)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.files import Files, absolute
+from raydali.data.sources.folder_layout import TRAINING, VALIDATION
 from raydali.data.sources.formats import (
     Scan,
     check_column_options,
@@ -54,6 +55,8 @@ def labeled_like(
     (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
     if classes is None or source.classes == tuple(classes):
         return source
+    if splits := sorted({*source.classes} & {*TRAINING, *VALIDATION} - {*classes}):
+        raise UsageError(f"--data {data} has {splits[-1]}/ but no val/: give --data {data.rstrip('/')}/{splits[-1]}")
     return replace(source, labels=labels_among(classes, source.classes, source.labels, data), classes=tuple(classes))
 
 

@@ -26,6 +26,8 @@ class InferenceOptions:
     """Name or file of the run's job. Default: the one that the run names, in this folder if it is yours."""
     unchecked: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on although the job's network does not compute what the run computed. The result says so."""
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    """Floats of the forward pass. Default: as in the run. CPUs without bf16 compute in fp32."""
     batch_size: int | None = None
     """Samples that a device processes at once. Default: that of the run."""
     workers: str | None = None

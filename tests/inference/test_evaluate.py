@@ -28,12 +28,13 @@ from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.errors import DataError, UsageError
+from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
+from raydali.text import plural
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank
-from tests.support.messages import mentioning
+from tests.support.messages import mentioning, mentions
 from tests.support.ranks import run_ranks
 from tests.support.tars import packed
 from tests.support.trained_runs import dealt_to, made_run, started_run
@@ -63,10 +64,15 @@ def few_digits_of(data: Path) -> imagenet.Data:
 
 
 def evaluated(run: RunFolder, workers: int = 1, **given: Any) -> dict[str, Any]:
-    """What evaluation.json has, without the times."""
+    """What evaluation.json has, without the times; the command fails if samples are broken."""
+    failed = ""
     with dealt_to(workers):
-        evaluate.main(Evaluate(run=str(run), **given))
+        try:
+            evaluate.main(Evaluate(run=str(run), **given))
+        except CommandError as error:
+            failed = str(error)
     found: dict[str, Any] = run.read_json("evaluation.json")
+    assert mentions(failed, plural(len(found["broken"]), "image")) if found["broken"] else not failed
     assert found.pop("time") > 1e9 and found.pop("samples_per_second") > 0
     return found
 
@@ -311,6 +317,21 @@ def test_the_job_of_the_user(
     with dealt_to(1):
         evaluate.main(Evaluate(run=str(untrained)))
     assert "my_job.py" in caplog.text and "changed" in caplog.text
+
+
+@pytest.mark.parametrize(("splits", "wanted"), [(("train",), "train"), (("test", "train", "valid"), "valid")])
+def test_a_set_without_val(untrained: RunFolder, tmp_path: Path, splits: tuple[str, ...], wanted: str) -> None:
+    for name in splits:
+        shutil.copytree(Path(digits_folder(), "val/3"), tmp_path / "data" / name / "3")
+    refused(untrained, f"{wanted}/ val/ {tmp_path}/data/{wanted}", data=str(tmp_path / "data"))
+
+
+def test_a_class_without_samples_need_not_be_one_of_the_run(untrained: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(Path(digits_folder(), "val/3"), tmp_path / "data/3")
+    (tmp_path / "data/a lynx").mkdir()
+    source, classes = open_run(str(untrained)).labeled_samples(str(tmp_path / "data"), {})
+    assert isinstance(source, LabeledFiles) and source.classes == classes
+    assert {*source.labels.tolist()} == {classes.index("3")}
 
 
 def test_other_data(untrained: RunFolder, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.builtin.moving_discs import moving_discs_folder
 from raydali.data.sources.builtin.shapes import shapes_folder
 from raydali.data.sources.coco_folder import one_split
-from raydali.errors import UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.inference.kinds.detection import Detection
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
@@ -228,8 +228,10 @@ def test_boxes_are_written_as_coco_has_them(shapes_run: RunFolder, tmp_path: Pat
     exif[0x0112] = TURNED
     photograph(size=(90, 60)).save(folder / "c.jpg", exif=exif)
     (folder / "d.jpg").write_bytes(b"no image")
-    table = rows(predicted(shapes_run, folder, tmp_path / "boxes.csv"))
-    results = json.loads(predicted(shapes_run, folder, tmp_path / "boxes.json").read_text())
+    for name in ("boxes.csv", "boxes.json"):
+        with pytest.raises(CommandError, match=mentioning(f"1 image {tmp_path}/{name}.broken.csv")):
+            predicted(shapes_run, folder, tmp_path / name)
+    table, results = rows(tmp_path / "boxes.csv"), json.loads((tmp_path / "boxes.json").read_text())
     assert len(results) == len(table) > 10
     ids = dict(zip(one_split(shapes_folder(), "val").classes, (7, 5, 90), strict=True))
     for row, result in zip(table, results, strict=True):
@@ -277,7 +279,9 @@ def test_whole_images_of_any_size_are_restored(restoration_run: RunFolder, tmp_p
     (tmp_path / "in/b.jpg").write_bytes(encoded(photograph(size=(31, 17)), quality=90))
     (tmp_path / "in/broken.jpg").write_bytes(b"")
     (tmp_path / "in/b.png").rename(tmp_path / "in/c.png")
-    output = predicted(restoration_run, tmp_path / "in", tmp_path / "out")
+    output = tmp_path / "out"
+    with pytest.raises(CommandError, match=mentioning("1 sample broken.jpg")):
+        predicted(restoration_run, tmp_path / "in", output)
     assert {str(path.relative_to(output)) for path in output.rglob("*.png")} == {"a/1.png", "a/2.png", "b.png", "c.png"}
     for path in output.rglob("*.png"):
         source = next((tmp_path / "in").glob(f"{path.relative_to(output).with_suffix('')}.*"))
@@ -287,6 +291,7 @@ def test_whole_images_of_any_size_are_restored(restoration_run: RunFolder, tmp_p
     with pytest.raises(UsageError, match=mentioning(str(output))):
         predicted(restoration_run, tmp_path / "in", tmp_path / "out")
     older = changed_copy("restoration", {"    predictions=predictions,\n": ""}, tmp_path)
+    (tmp_path / "in/broken.jpg").unlink()
     again = predicted(restoration_run, tmp_path / "in", tmp_path / "again", job=str(older))
     for path in output.rglob("*.png"):
         assert (again / path.relative_to(output)).read_bytes() == path.read_bytes()

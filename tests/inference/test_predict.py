@@ -23,8 +23,11 @@ from raydali.commands import predict
 from raydali.commands.predict import Predict
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
+from raydali.host.hardware import has_bf16
 from raydali.inference import predictions
 from raydali.inference.job_module import load_job
+from raydali.inference.labeled_data import unlabeled
+from raydali.inference.trained_run import open_run
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
@@ -111,20 +114,39 @@ def test_pytorch_starts_no_more_threads_than_there_are_cores(run: RunFolder, tmp
         torch.set_num_threads(before)
 
 
-def test_broken_files_are_in_a_list_of_their_own(
-    run: RunFolder, digits: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_files_are_in_a_list_of_their_own(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
     digits[3].write_bytes(b"")
     digits[50].write_bytes(digits[50].read_bytes()[:200])
     for file in digits[8:12]:  # a whole batch, and part
         file.write_bytes(b"no image")
     output = tmp_path / "p.csv"
-    predict.main(options(run, tmp_path / "digits", output))
+    with pytest.raises(CommandError, match=mentioning(f"6 images {output}.broken.csv {digits[3]}")):
+        predict.main(options(run, tmp_path / "digits", output))
     broken = [digits[3], *digits[8:12], digits[50]]
     assert paths(output) == [name for name in names(digits) if name not in names(broken)]
     told = rows(tmp_path / "p.csv.broken.csv")
     assert [row["path"] for row in told] == names(broken) and all(row["reason"] for row in told)
-    assert "6 images" in capsys.readouterr().out
+
+
+def test_the_precision_is_said_and_fp32_is_exact(
+    tmp_path: Path, digits: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run in bf16: in fp32 it answers as its network, and so as an exported file."""
+    config = replace(imagenet.DIGITS, precision="bf16")
+    run = made_run(tmp_path, imagenet, config, CLASSES)
+    own = "bf16" if has_bf16(torch.device("cpu")) else "fp32"
+    predict.main(options(run, tmp_path / "digits", tmp_path / "own.csv"))
+    assert f" in {own}" in capsys.readouterr().out
+    predict.main(options(run, tmp_path / "digits", tmp_path / "fp32.csv", precision="fp32"))
+    assert " in fp32" in capsys.readouterr().out
+    opened = open_run(str(run))
+    source = unlabeled(str(tmp_path / "digits"), opened.config, CLASSES)
+    pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(digits))])
+    with torch.inference_mode():
+        wanted = opened.network(10)(pixels).softmax(1).max(1).values
+    assert [float(row["probability"]) for row in rows(tmp_path / "fp32.csv")] == pytest.approx(
+        wanted.tolist(), abs=1e-5
+    )
 
 
 def test_nothing_can_be_read(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:

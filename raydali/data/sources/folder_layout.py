@@ -13,8 +13,8 @@ from raydali.data.sources.validation_set import DEFAULT_FRACTION
 from raydali.errors import UsageError
 from raydali.text import summarize
 
-_TRAINING = "train", "training"
-_VALIDATION = "val", "validation", "valid", "test", "testing", "t10k"
+TRAINING = "train", "training"
+VALIDATION = "val", "validation", "valid", "test", "testing", "t10k"
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         return files
     training, validation = (
         sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
-        for names in (_TRAINING, _VALIDATION)
+        for names in (TRAINING, VALIDATION)
     )
     if training:
         other = f"{name}/{validation[0]}" if validation else "FOLDER"
@@ -65,7 +65,7 @@ def split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
     """
     parquet = parquet_folder(data)
     files = parquet or idx_folder(data)
-    training, validation = (next(filter(files.__contains__, names), "") for names in (_TRAINING, _VALIDATION))
+    training, validation = (next(filter(files.__contains__, names), "") for names in (TRAINING, VALIDATION))
     if training and validation and fraction is None:
         return files[training], files[validation]
     if not files or (fraction is not None and len(files) == 1):
@@ -85,13 +85,13 @@ def _check_place(data: str) -> None:
             f"--data {data} has tar shards but no train/: give --val-data too, or --val-fraction {DEFAULT_FRACTION}"
         )
     above, _, name = absolute(data).rpartition("/")
-    if name.lower() not in (*_TRAINING, *_VALIDATION) or above.endswith(":/"):
+    if name.lower() not in (*TRAINING, *VALIDATION) or above.endswith(":/"):
         return
     beside = {each.name for each in entries_or_none(above or "/") if each.is_folder}
     if {"train", "val"} <= beside:
         raise UsageError(f"--data {data} has no train/: give --data {above}, which has train/ and val/")
-    validation = [each for each in _VALIDATION if each in beside and each != name]
-    if validation and name.lower() in _TRAINING:
+    validation = [each for each in VALIDATION if each in beside and each != name]
+    if validation and name.lower() in TRAINING:
         raise UsageError(
             f"--data {data} is beside {validation[0]}/: give --val-data {above}/{validation[0]}, or "
             f"--val-fraction {DEFAULT_FRACTION}"
