@@ -42,6 +42,7 @@ from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
 from raydali.output import mark_warnings, one_sentence, parse_options
+from raydali.text import printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,10 +96,10 @@ def main(args: Sequence[str] | None = None) -> None:
         else:
             run(options)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}", lines=True), file=sys.stderr)
         sys.exit(2)
     except (CommandError, DataError, StorageAway) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}", lines=True), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import fields
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, TypeVar, cast
@@ -19,7 +19,7 @@ import tyro
 from raydali.errors import UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import version
-from raydali.text import plural
+from raydali.text import plural, printable
 
 Options = TypeVar("Options")
 JsonFile = Annotated[
@@ -31,9 +31,20 @@ WIDTH_IN_FILES = 200
 
 
 def mark_warnings() -> None:
-    """Print log warnings on standard error, prefixed with "warning: ", unless a handler takes them."""
+    """Print log warnings on standard error, prefixed with "warning: ", unless a handler takes them.
+
+    What the encoding of the terminal lacks is escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
+        logging.lastResort.setFormatter(_Printable("warning: %(message)s"))
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), lines=True)
 
 
 def machine() -> dict[str, Any]:
@@ -122,7 +133,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH_IN_FILES

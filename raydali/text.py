@@ -6,7 +6,28 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 GIGABYTE = 1e9
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _EXCEPTION = re.compile(r"(rank \d+: )?(\w+\.)*\w*(Error|Exception|Exit|Interrupt|Timeout): *\S")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return a text whose control characters, and bytes that are not UTF-8, are escaped, such as \x1b and \xff.
+
+    Names of files and classes may have them, which terminals obey and no file of UTF-8 can hold. All that is shown
+    passes here; JSON keeps names as they are.
+
+    Args:
+        text: any text; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`.
+        lines: whether line ends and tabs stay.
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        if lines and match[0] in "\n\t":
+            return match[0]
+        code = ord(match[0])
+        return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else repr(match[0])[1:-1]
+
+    return _UNPRINTABLE.sub(escaped, text)
 
 
 def plural(count: float, noun: str) -> str:

@@ -1,10 +1,11 @@
 """Texts of numbers, durations and lists."""
 
+import os
 from collections.abc import Sequence
 
 import pytest
 
-from raydali.text import duration, error_line, number, numbered, plural, summarize
+from raydali.text import duration, error_line, number, numbered, plural, printable, summarize
 from tests.support.messages import mentions
 
 
@@ -25,6 +26,12 @@ from tests.support.messages import mentions
 def test_nouns_follow_their_count(count: float, expected: str) -> None:
     noun = {"cor": "core", "cla": "class", "mic": "micro-batch", "epo": "epoch", "box": "box"}[expected.split()[1][:3]]
     assert plural(count, noun) == expected
+
+
+def test_names_are_printable() -> None:
+    name = os.fsdecode(b"a\xff\x1b[31m\n\xc3\xa9 \xe3\x80\x80\x85\xe2\x80\xae.jpg")
+    assert printable(name) == "a\\xff\\x1b[31m\\n\u00e9 \u3000\\x85\\u202e.jpg"
+    assert printable("one\n\ttwo\r\ud800", lines=True) == "one\n\ttwo\\r\\ud800"
 
 
 def test_large_counts_keep_their_digits() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raydali.errors import CommandError, UsageError
 from raydali.inference.options import InferenceOptions
 from raydali.output import JsonFile, require_there, require_writable, show, write_json
-from raydali.text import number, plural, rate_text
+from raydali.text import number, plural, printable, rate_text
 
 if TYPE_CHECKING:
     from raydali.run.folder import RunFolder
@@ -123,7 +123,7 @@ def _print(result: Mapping[str, Any], noun: str) -> None:
             amount = plural(pair["samples"], names[1].removesuffix("s"))
             print(f"{pair['class']!r} predicted as {pair['predicted']!r}: {amount}")
     for broken in result["broken"][:CLASSES_SHOWN]:
-        print(f"left out {broken['path']}: {broken['reason']}")
+        print(printable(f"left out {broken['path']}: {broken['reason']}"))
 
 
 def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -> str | None:

@@ -22,7 +22,7 @@ import tyro
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
-from raydali.text import plural, summarize
+from raydali.text import plural, printable, summarize
 
 if TYPE_CHECKING:
     from raydali.data.loading.quarantine import BrokenSample
@@ -124,10 +124,10 @@ def _decoders(kind: Kind) -> str:
 def _show_printed(printed: dict[str, str]) -> None:
     """Print once what decoders wrote to the terminal by themselves, with the names of the files."""
     if printed:
-        lines = [f"{path}: {' '.join(text.split())[:200]}" for path, text in printed.items()]
+        lines = [printable(f"{path}: {' '.join(text.split())[:200]}") for path, text in printed.items()]
         print(f"decoders warned of {plural(len(lines), 'file')}, which may look damaged:", file=sys.stderr)
         shown = summarize(lines, SHOWN_WARNINGS, separator="\n")
-        print(shown.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+        print(shown, file=sys.stderr)
 
 
 def _sources(options: Verify) -> list[Any]:
@@ -168,4 +168,4 @@ def _sources(options: Verify) -> list[Any]:
 def show(broken: Sequence["BrokenSample"]) -> None:
     """Print the first broken samples, and the number of the others."""
     if broken:
-        print(summarize(broken, SHOWN, separator="\n").encode("utf-8", "backslashreplace").decode())  # any bytes
+        print(summarize(broken, SHOWN, separator="\n", show=lambda sample: printable(str(sample))))

@@ -26,6 +26,7 @@ from raydali.inference.engine import PartResult
 from raydali.inference.kinds.kind import Kind
 from raydali.inference.parts import Part
 from raydali.run import local_files
+from raydali.text import printable
 
 IDENTITY = "identity.json"
 _BROKEN = b"broken"
@@ -117,7 +118,8 @@ class Predictions:
         broken = [(path, reason) for part in parts for path, reason in self._broken(part)]
         with self._writing():
             if broken:
-                lines = pa.table({"path": [path for path, _ in broken], "reason": [why for _, why in broken]})
+                paths, reasons = (map(printable, texts) for texts in zip(*broken, strict=True))
+                lines = pa.table({"path": [*paths], "reason": [*reasons]})
                 list_of_broken = self.output.with_name(f"{self.output.name}.broken.csv")
                 with local_files.partial_file(list_of_broken) as path:
                     csv.write_csv(lines, path, _QUOTED)
@@ -171,11 +173,12 @@ def _write(
 
 def _coco_results(table: pa.Table, categories: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yield detections in the format of results at https://cocodataset.org/#format-results, with their files."""
+    ids = {printable(name): id for name, id in categories.items()}
     for row in table.to_pylist():
         yield {
             "image_id": row["image"],
             "file_name": row["path"],
-            "category_id": categories[row["label"]],
+            "category_id": ids[row["label"]],
             "bbox": [round(row[name], 2) for name in ("x", "y", "width", "height")],
             "score": row["score"],
         }

@@ -22,7 +22,7 @@ from raydali.run.events import (
     StorageRetried,
 )
 from raydali.run.messages import EpochEnded, Message, Note, Placed, Progress, RankFigures, RankWarning
-from raydali.text import numbered, plural, rate_text
+from raydali.text import numbered, plural, printable, rate_text
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -76,11 +76,11 @@ class Console:
 
     def print(self, text: str) -> None:
         """Print one line of text."""
-        self._rich.print(text)
+        self._rich.print(printable(text, lines=True))
 
     def warn(self, text: str) -> None:
         """Print one line as a warning."""
-        self._rich.print(f"warning: {text}", style="yellow")
+        self._rich.print(printable(f"warning: {text}", lines=True), style="yellow")
 
     def show(self, message: Message) -> None:
         """Show a message from the workers; internal ones are ignored."""

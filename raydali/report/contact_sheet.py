@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.report.html.page import render
+from raydali.text import printable
 
 if TYPE_CHECKING:
     from PIL import ImageFont
@@ -83,6 +84,7 @@ def as_png(sheet: Sheet, colours: int | None = None) -> bytes:
     """
     from PIL import Image, ImageDraw
 
+    sheet = replace(sheet, title=printable(sheet.title), facts=[*map(printable, sheet.facts)])
     side, columns = sheet.side, max(len(row.pictures) for row in sheet.rows)
     drawn = [[_drawn(picture, side) for picture in row.pictures] for row in sheet.rows]
     tallest = max(image.height for images in drawn for image in images)
@@ -167,7 +169,7 @@ def _font(size: int, bold: bool) -> "ImageFont.FreeTypeFont":
 
 def _fitting(text: str, font: "ImageFont.FreeTypeFont", width: int) -> str:
     """The text; if it is wider than `width` pixels, without its middle, since names differ at their ends."""
-    text = text.encode("utf-8", "replace").decode()  # names of files need not be UTF-8
+    text = printable(text)
     for kept in range(len(text), 0, -1):
         shown = text if kept == len(text) else f"{text[: kept - kept // 2]}\u2026{text[len(text) - kept // 2 :]}"
         if font.getlength(shown) <= width:

@@ -17,6 +17,7 @@ from typing import Any
 
 from raydali.data.sources.tfrecord import as_record, records
 from raydali.run.folder import EPOCHS, RunFolder
+from raydali.text import printable
 
 FOLDER = "tensorboard"
 _START = 1
@@ -108,11 +109,14 @@ def _event_message() -> type[Any]:
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a line of `epochs.jsonl` by names such as "train/loss" and "validation/top1"."""
+    """Return the finite numbers of a line of `epochs.jsonl` by names such as "train/loss" and "validation/top1".
+
+    Names are printable, as Protocol Buffers need it.
+    """
     named = {f"{group}/{name}": record.get(name) for group, names in GROUPS.items() for name in names}
     named |= {f"validation/{name}": value for name, value in (record.get("validation") or {}).items()}
     return {
-        name: float(value)
+        printable(name): float(value)
         for name, value in named.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

@@ -6,6 +6,7 @@ variables, such as MLFLOW_TRACKING_URI and WANDB_API_KEY.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
 from raydali.report.tensorboard import TensorBoard, scalars
 from raydali.run.folder import RunFolder
+from raydali.text import printable
 
 IDS = "tracking.json"
 PROJECT = "raydali"
@@ -48,7 +50,7 @@ class MlflowTracker:
         self.id: str = id
         # MLflow does not let parameters change: those of the first start stay.
         known = self._client.get_run(id).data.params
-        params = [Param(name, str(value)[:500]) for name, value in settings.items() if name not in known]
+        params = [Param(name, printable(str(value))[:500]) for name, value in settings.items() if name not in known]
         self._client.log_batch(id, params=params)
 
     def epoch(self, record: Record) -> None:
@@ -56,7 +58,8 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, record["step"]) for name, value in scalars(record).items()]
+        numbers = {re.sub(r"[^\w.\- :/]", "_", name): value for name, value in scalars(record).items()}
+        metrics = [Metric(name, value, now, record["step"]) for name, value in numbers.items()]
         self._client.log_batch(self.id, metrics=metrics)
 
     def end(self, how: End) -> None:

@@ -19,7 +19,8 @@ import torch
 from pyarrow import parquet
 
 from jobs import imagenet
-from raydali.commands import predict
+from raydali.commands import evaluate, predict
+from raydali.commands.evaluate import Evaluate
 from raydali.commands.predict import Predict
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
@@ -144,9 +145,60 @@ def test_the_precision_is_said_and_fp32_is_exact(
     pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(digits))])
     with torch.inference_mode():
         wanted = opened.network(10)(pixels).softmax(1).max(1).values
-    assert [float(row["probability"]) for row in rows(tmp_path / "fp32.csv")] == pytest.approx(
-        wanted.tolist(), abs=1e-5
-    )
+    exact = [float(row["probability"]) for row in rows(tmp_path / "fp32.csv")]
+    assert exact == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+ODD = os.fsdecode(b"0\xff"), "1\x1b[31m", "2\n3"
+"""Names that are not UTF-8, that a terminal obeys, and of two lines."""
+SHOWN = "0\\xff", "1\\x1b[31m", "2\\n3"
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_odd_names_of_files_and_classes(
+    tmp_path: Path, digits: list[Path], capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    run = made_run(tmp_path, imagenet, imagenet.DIGITS, [*ODD, *"3456789"])
+    data = tmp_path / os.fsdecode(b"data\xfe")
+    for name, file in zip(ODD, digits, strict=False):
+        (data / name).mkdir(parents=True)
+        file.rename(data / name / f"{name}.jpg")
+        (data / name / f"broken {name}.jpg").write_bytes(b"no image")
+    shown = [f"{tmp_path}/data\\xfe/{name}/{{}}{name}.jpg" for name in SHOWN]
+    output = tmp_path / f"p.{ending}"
+    with pytest.raises(CommandError, match="3 images"):
+        predict.main(options(run, data, output))
+    assert paths(output) == [path.format("") for path in shown]
+    assert {row["label"] for row in rows(output)} <= {*SHOWN, *"3456789"}
+    assert paths(tmp_path / f"p.{ending}.broken.csv") == [path.format("broken ") for path in shown]
+
+    with pytest.raises(CommandError, match="3 images"):
+        evaluate.main(Evaluate(run=str(run), data=str(data)))
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and all(name in said for name in SHOWN) and shown[2].format("broken ") in said
+    found = run.read_json("evaluation.json")
+    assert [each["path"] for each in found["broken"]] == [f"{data}/{name}/broken {name}.jpg" for name in ODD]
+    assert [row["class"] for row in found["classes"]][:3] == [*ODD]
+    page = run.read("report.html").decode()
+    assert "\x1b" not in page and SHOWN[0] in page and SHOWN[1] in page
+    assert run.read("worst.png").startswith(b"\x89PNG")
+
+
+def test_the_terminal_is_shown_printable_names(tmp_path: Path) -> None:
+    """The command itself, for a strict terminal of ASCII: warnings, and the error."""
+    data = tmp_path / os.fsdecode(b"data\xff")
+    for name in ODD:
+        (data / name).mkdir(parents=True)
+        (data / name / f"{name}\u00e9.jpg").write_bytes(b"no image")
+    (data / "\x1bempty").mkdir()
+    command = [sys.executable, "-m", "raydali.cli", "verify", str(data)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    ended = subprocess.run(command, env=environment, capture_output=True)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 1 and b"Traceback" not in said and b"\x1b" not in said
+    for name in SHOWN:
+        assert f"data\\xff/{name}/{name}\\xe9.jpg".encode() in ended.stdout
+    assert b"\\x1bempty" in ended.stderr
 
 
 def test_nothing_can_be_read(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:

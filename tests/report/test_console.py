@@ -148,6 +148,13 @@ def test_warnings_name_the_rank(output: Output) -> None:
     assert mentions(output(), "warning 2 [/x].jpg")
 
 
+def test_names_are_no_commands_to_the_terminal(output: Output) -> None:
+    Console().show(RankWarning(2, "cannot decode a\x1b[31m\udcff.jpg"))
+    Console().print("two\nlines")
+    said = output()
+    assert r"a\x1b[31m\xff.jpg" in said and "\x1b" not in said and "two\nlines" in said
+
+
 def test_messages_for_nobody_are_passed_over(output: Output) -> None:
     console = Console()
     console.show(WorkerError(rank=0, group="", step=0, node_id="", error="the driver raises it"))

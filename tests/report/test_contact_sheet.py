@@ -65,10 +65,16 @@ def test_a_long_title_widens_the_sheet() -> None:
     assert wide.width > 1000 > Image.open(io.BytesIO(as_png(SHEET))).width
 
 
+def test_odd_names_are_drawn() -> None:
+    odd = picture(7, file="\udcff\n.jpg", label="two\nlines \x1b[31m")
+    sheet = replace(SHEET, title="run\n\udcff", facts=("best on /data\udcff\n",), rows=[Row("rank 0", "", [odd])])
+    assert as_png(sheet) and "\x1b" not in as_html(sheet).decode()
+
+
 def test_the_page_says_the_same() -> None:
     odd = picture(7, file="s3://bucket/<a>&\udcff.jpg", label='<b class="x">')
     page = as_html(replace(SHEET, rows=[Row("rank 0", "1 image", [odd]), Row("rank 1", "none", [])])).decode()
-    assert 'title="s3://bucket/&lt;a&gt;&amp;?.jpg"' in page and "<small>&lt;a&gt;&amp;?.jpg</small>" in page
+    assert 'title="s3://bucket/&lt;a&gt;&amp;\\xff.jpg"' in page and r"<small>&lt;a&gt;&amp;\xff.jpg</small>" in page
     assert "<b>&lt;b class=&#34;x&#34;&gt;</b>" in page and "id 7" in page
     assert "rank 0<small>1 image</small>" in page and "4 ids, none twice" in page and "world size 2" in page
     (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
@@ -88,7 +94,7 @@ def test_names_are_shortened_in_their_middle(text: str) -> None:
         assert text.startswith(begin) and text.endswith(end) and len(begin) - len(end) in (0, 1)
         assert font.getlength(shown) > SIDE - 20
     else:
-        assert shown == text.replace("\udcff", "?")
+        assert shown == text.replace("\udcff", r"\xff")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ def test_each_start_adds_a_file_that_goes_on(folder: RunFolder) -> None:
         assert first.file_version == "brain.Event:2" and "tfevents" in file
 
 
+def test_a_class_of_any_name_has_a_figure(folder: RunFolder) -> None:
+    TensorBoard(folder).epoch(row(0) | {"validation": {"iou \udcff\x1b": 0.5}})
+    (file,) = folder.files(FOLDER)
+    tags = {value.tag for event in events_of(folder.read(f"{FOLDER}/{file}")) for value in event.summary.value}
+    assert r"validation/iou \xff\x1b" in tags
+
+
 def test_an_epoch_that_a_dead_driver_missed_is_written_later(folder: RunFolder) -> None:
     start(folder, 0)
     folder.append("epochs.jsonl", row(1))

@@ -95,6 +95,16 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Mlflow:
     return double
 
 
+def test_mlflow_takes_any_name(mlflow: Mlflow, tmp_path: Path) -> None:
+    """It allows letters, digits, spaces and _-.:/ in names of metrics."""
+    folder = RunFolder(str(tmp_path), "run")
+    folder.create()
+    with tracked(folder, ("mlflow",), {"data": "/a\udcff"}, pytest.fail) as record:
+        record(row(0) | {"validation": {"iou of a\udcff(b)": 0.5}})
+    (run,) = mlflow.runs.values()
+    assert run["params"]["data"] == r"/a\xff" and ("validation/iou of a_xff_b_", 0.5, 10) in run["metrics"]
+
+
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
     double = Wandb()

@@ -80,9 +80,9 @@ class Coco(Files):
         path = absolute(annotations)
         images, annotated, categories = _read(path)
         image_ids = _ids(path, "image", images)
-        for place, one in enumerate(annotated, 1):
-            if one.get("id") is None:  # which only messages need
-                one["id"] = f"number {place}"
+        # Only messages need ids of annotations.
+        named = enumerate(annotated, 1)
+        annotated = [{**one, "id": f"number {i}"} if one.get("id") is None else one for i, one in named]
         categories = _without_root(categories, annotated)
         category_ids = _ids(path, "category", categories)
         _require_different(path, "annotation", (str(one["id"]) for one in annotated))

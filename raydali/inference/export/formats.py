@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raydali.errors import CommandError, UsageError
 from raydali.inference.export.exported_model import INPUT, ExportedModel
+from raydali.text import printable
 
 Outputs = tuple[NDArray[Any], ...]
 Images = NDArray[np.uint8]
@@ -60,7 +61,7 @@ def onnx_content(model: ExportedModel) -> bytes:
         assert exported is not None
         proto = exported.model_proto
         for name, fact in model.facts.items():
-            proto.metadata_props.add(key=name, value=fact if isinstance(fact, str) else json.dumps(fact))
+            proto.metadata_props.add(key=name, value=printable(fact) if isinstance(fact, str) else json.dumps(fact))
         onnx.checker.check_model(proto, full_check=True)
     content: bytes = proto.SerializeToString()
     return content

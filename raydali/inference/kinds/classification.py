@@ -13,9 +13,10 @@ from raydali.data.loading.loader import Batch
 from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import LabeledSource
 from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
-from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labeled_like, unlabeled, unlabeled_like
 from raydali.inference.worst import worst_of
+from raydali.text import printable
 
 BEST = 5
 """Predicted classes that are kept of a sample."""
@@ -91,6 +92,7 @@ class MultiLabel(Classification):
     def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
         """Return a row for each image: path, its labels, joined by semicolons, and the probability of each label."""
         probabilities = arrays["probabilities"]
+        classes = [*map(printable, classes)]
         labels = [_names(classes, mask, ";") for mask in probabilities > THRESHOLD]
         of_labels = {f"probability of {name}": column for name, column in zip(classes, probabilities.T, strict=True)}
         return pa.table({"path": _paths(source, arrays["ids"]), "labels": labels} | of_labels)
@@ -214,7 +216,7 @@ def _calibration_error(confidence: NDArray[np.float32], right: NDArray[np.bool_]
 
 
 def _paths(source: LabeledSource, ids: NDArray[np.int64]) -> list[str]:
-    return [text_of(source.path(id)) for id in ids.tolist()]
+    return [printable(source.path(id)) for id in ids.tolist()]
 
 
 def _names(classes: Sequence[str], mask: Sequence[bool], separator: str = ", ") -> str:
@@ -223,7 +225,7 @@ def _names(classes: Sequence[str], mask: Sequence[bool], separator: str = ", ") 
 
 def _best_columns(arrays: Arrays, classes: Sequence[str]) -> dict[str, Any]:
     """Return the columns of the most probable classes: label, probability, label_2, probability_2, ..."""
-    names, columns = np.array([*classes], object), dict[str, Any]()
+    names, columns = np.array([*map(printable, classes)], object), dict[str, Any]()
     for place in range(arrays["best"].shape[1]):
         ending = f"_{place + 1}" if place else ""
         columns[f"label{ending}"] = pa.array(names[arrays["best"][:, place]], pa.string())

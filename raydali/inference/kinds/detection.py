@@ -19,10 +19,10 @@ from raydali.data.sources.formats import unlabeled_files
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import Arrays, Columns, Kind, text_of
+from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
-from raydali.text import summarize
+from raydali.text import printable, summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
 SURE, SAME = 0.5, 0.5
@@ -121,10 +121,10 @@ class Detection(Kind):
 
     def table(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> pa.Table:
         """Return a row for each box: path, image, label, score, and x, y, width, height in pixels as COCO has them."""
-        names = np.array(["", *classes], object)
+        names = np.array(["", *map(printable, classes)], object)
         owners, boxes = np.repeat(arrays["ids"], arrays["counts"]), arrays["boxes"]
         columns = {
-            "path": pa.array([text_of(source.path(id)) for id in owners.tolist()], pa.string()),
+            "path": pa.array([printable(source.path(id)) for id in owners.tolist()], pa.string()),
             "image": source.image_ids[owners],
             "label": pa.array(names[arrays["labels"]], pa.string()),
             "score": arrays["scores"],

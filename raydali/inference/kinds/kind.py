@@ -27,6 +27,7 @@ from raydali.errors import UsageError
 from raydali.inference.labeled_data import unlabeled
 from raydali.inference.worst import worst_of
 from raydali.launch.job import Job
+from raydali.text import printable
 from raydali.train.evaluation.restoration import per_image
 
 Arrays = dict[str, Any]
@@ -111,7 +112,7 @@ class Kind:
         """
         if self._predictions is None:
             return {}
-        paths = [text_of(source.path(id)) for id in batch.ids.tolist()]
+        paths = [printable(source.path(id)) for id in batch.ids.tolist()]
         found = dict(self._predictions(self.config, raw, paths))
         if found and all(isinstance(value, bytes) for value in found.values()):
             return {"files": [(_relative(name, source), content) for name, content in found.items()]}
@@ -165,12 +166,7 @@ class Restoration(Kind):
         return {"metrics": {}, "classes": [], "worst": worst}
 
 
-def text_of(path: str) -> str:
-    """Return a path as text, of which bytes that are not UTF-8 are escaped."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def _relative(name: object, source: Any) -> str:
     """Return the path of a file in the output's folder: below it as the sample lies below the data's root."""
-    path, root = str(name), getattr(source, "root", "")
+    path, root = str(name), printable(getattr(source, "root", ""))
     return path.removeprefix(f"{root}/") if root and path.startswith(f"{root}/") else PurePosixPath(path).name

@@ -28,6 +28,7 @@ from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
 from raydali.output import mark_warnings, parse_options
 from raydali.report.console import Console
+from raydali.text import printable
 from raydali.train.recipe import find_recipe
 
 Config = TypeVar("Config")
@@ -160,12 +161,12 @@ def run_main(main: Callable[[], None]) -> None:
             raise UsageError(f"{Path(sys.argv[0]).name} has no JOB that raydali could plan: see docs/own-data.md")
         main()
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}", lines=True), file=sys.stderr)
         sys.exit(2)
     except (TrainingError, StartError, SupersededError) as error:
         for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
+            print(printable(note, lines=True), file=sys.stderr)
+        print(printable(f"error: {error}", lines=True), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "interrupted", file=sys.stderr)

@@ -19,6 +19,7 @@ from raydali.report.html.timeline import timeline
 from raydali.run.folder import EVALUATION, SAMPLES, WORST
 from raydali.run.ledger import PARTS as LEDGER_PARTS
 from raydali.run.ledger import figures_of, parts_of
+from raydali.text import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -51,7 +52,7 @@ def render(template: str, **values: Any) -> bytes:
     Templates escape whatever they are given, so that no name or error can be markup.
     """
     text = _environment().get_template(template).render(values)
-    return text.encode("utf-8", "replace")  # names of files need not be UTF-8
+    return printable(text, lines=True).encode()
 
 
 @cache

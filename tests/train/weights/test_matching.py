@@ -315,7 +315,8 @@ def test_a_model_that_is_compiled_in_parts_takes_plain_weights() -> None:
     def build(classes: int) -> nn.Module:
         model = build_model("digits", classes)
         assert isinstance(model, nn.Sequential)
-        model[0] = torch.compile(model[0])
+        layer: Any = torch.compile(model[0])
+        model[0] = layer
         return model
 
     assert "0._orig_mod.weight" in match(made(digits_state()), build, 3).loaded
