@@ -97,7 +97,7 @@ def main(options: Evaluate) -> None:
     if page is not None:
         print(page)
     if every.broken:
-        raise CommandError(f"{plural(len(every.broken), run.kind.noun)} cannot be read, and all figures leave them out")
+        raise CommandError(f"all figures leave out {plural(len(every.broken), run.kind.noun)} that cannot be read")
 
 
 def _print(result: Mapping[str, Any], noun: str) -> None:

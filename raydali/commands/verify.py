@@ -126,8 +126,7 @@ def _show_printed(printed: dict[str, str]) -> None:
     if printed:
         lines = [printable(f"{path}: {' '.join(text.split())[:200]}") for path, text in printed.items()]
         print(f"decoders warned of {plural(len(lines), 'file')}, which may look damaged:", file=sys.stderr)
-        shown = summarize(lines, SHOWN_WARNINGS, separator="\n")
-        print(shown, file=sys.stderr)
+        print(summarize(lines, SHOWN_WARNINGS, separator="\n"), file=sys.stderr)
 
 
 def _sources(options: Verify) -> list[Any]:

@@ -74,7 +74,8 @@ def labels_among(
     Raises:
         UsageError: the run lacks a class.
     """
-    places = np.array([classes.index(name) if name in classes else -1 for name in names])
+    known = {name: place for place, name in enumerate(classes)}
+    places = np.array([known.get(name, -1) for name in names])
     if unknown := [names[label] for label in np.unique(labels) if places[label] < 0]:
         raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
     return places[labels]

@@ -118,8 +118,9 @@ class Predictions:
         broken = [(path, reason) for part in parts for path, reason in self._broken(part)]
         with self._writing():
             if broken:
-                paths, reasons = (map(printable, texts) for texts in zip(*broken, strict=True))
-                lines = pa.table({"path": [*paths], "reason": [*reasons]})
+                lines = pa.Table.from_pylist(
+                    [{"path": printable(path), "reason": printable(why)} for path, why in broken]
+                )
                 list_of_broken = self.output.with_name(f"{self.output.name}.broken.csv")
                 with local_files.partial_file(list_of_broken) as path:
                     csv.write_csv(lines, path, _QUOTED)

@@ -80,8 +80,7 @@ class Coco(Files):
         path = absolute(annotations)
         images, annotated, categories = _read(path)
         image_ids = _ids(path, "image", images)
-        # Only messages need ids of annotations.
-        named = enumerate(annotated, 1)
+        named = enumerate(annotated, 1)  # only messages need ids of annotations
         annotated = [{**one, "id": f"number {i}"} if one.get("id") is None else one for i, one in named]
         categories = _without_root(categories, annotated)
         category_ids = _ids(path, "category", categories)
@@ -90,9 +89,7 @@ class Coco(Files):
         name, count = Counter(names).most_common(1)[0]
         if count > 1:
             same = [id for id, other in zip(image_ids.tolist(), names, strict=True) if other == name]
-            raise UsageError(
-                f"{path}: images {summarize(same)} are one file, {name!r}: give it one entry for all boxes"
-            )
+            raise UsageError(f"{path}: images {summarize(same)} are one file, {name!r}: make them one entry")
 
         order = np.argsort(category_ids)
         labels = _found(path, annotated, "category", category_ids[order]) + 1

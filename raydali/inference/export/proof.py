@@ -8,7 +8,7 @@ are closer than that, the answers may differ: such images are counted as close.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -211,10 +211,10 @@ def images_for(
 
 
 def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, several: bool) -> dict[str, int] | None:
-    """Evaluate the same images as `raydali evaluate` does, in 32-bit floats.
+    """Evaluate the same images as `raydali evaluate --precision fp32` does.
 
     Args:
-        inference: the trained classifier with the images.
+        inference: the trained classifier with the images, in 32-bit floats.
         options: where it runs.
         proof: has the answers of the exported model.
         several: whether an image may have several labels.
@@ -225,8 +225,7 @@ def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, sev
     Raises:
         UsageError, CommandError, DataError, StorageAway: see `workers.results`.
     """
-    exact = replace(inference, precision="fp32")
-    arrays = joined(workers.results(exact, exact.parts, options)).arrays
+    arrays = joined(workers.results(inference, inference.parts, options)).arrays
     evaluated = arrays["probabilities"] > THRESHOLD if several else arrays["best"][:, 0]
     known = proof.answers
     pairs = [(known[id], said) for id, said in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in known]

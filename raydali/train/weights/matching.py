@@ -16,6 +16,7 @@ from raydali.train.finetuning import expression
 from raydali.train.models.classification import head_names, on_meta, tensor_shapes
 from raydali.train.weights.reading import State, Weights
 
+Build = Callable[[int], nn.Module]
 BODY_SHARE = 0.9
 """Share of the body's elements that must be loaded."""
 _WRAPPERS = re.compile(r"(^|(?<=\.))((_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.)+")
@@ -80,7 +81,7 @@ class MatchedWeights:
 
 def match(
     weights: Weights,
-    build: Callable[[int], nn.Module],
+    build: Build,
     classes: int,
     class_names: Sequence[str] | None = None,
     new_layers: str | None = None,
@@ -174,9 +175,7 @@ def _part_of(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor])
     return both if known[both] > max(known["", ""], 0.75 * len(state)) else ("", "")
 
 
-def _classes_of(
-    state: Mapping[str, torch.Tensor], build: Callable[[int], nn.Module], head: Collection[str], classes: int
-) -> int | None:
+def _classes_of(state: Mapping[str, torch.Tensor], build: Build, head: Collection[str], classes: int) -> int | None:
     """Return how many classes the head in the file has, by what one class more adds to each size; None if unclear."""
     here, longer = (tensor_shapes(build, number) for number in (classes, classes + 1))
     sizes = {
@@ -196,10 +195,8 @@ def _classes_of(
 def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) -> State:
     """Return the tensors under the model's names, with position embeddings for the model's image size."""
     plain = {_WRAPPERS.sub("", name): name for name in own}
-    inner = {name: _WRAPPERS.sub("", name) for name in state}
-    state = {plain.get(inner[name], inner[name]): value for name, value in state.items()} | {
-        name: value for name, value in state.items() if name in own
-    }
+    named = ((_WRAPPERS.sub("", name), name) for name in sorted(state, key=own.__contains__))  # the exact names last
+    state = {plain.get(short, short): state[name] for short, name in named}
     state = _without_prefix(state, own)
     state = {_new_name(name, own): value for name, value in state.items()}
     for adapt in (_by_torchvision, _by_timm):
