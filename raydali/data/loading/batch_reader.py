@@ -52,13 +52,13 @@ class PreparedInputs(NamedTuple):
 
 
 class InputsError(Exception):
-    """A RuntimeError of `pipeline.inputs`. Its own type keeps it apart from DALI's errors, which are RuntimeErrors.
+    """An error of `pipeline.inputs` that no sample causes. Its type keeps it apart from DALI's own errors.
 
     Attributes:
         error: the original one.
     """
 
-    def __init__(self, error: RuntimeError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -148,12 +148,11 @@ class InputPrefetcher:
                     with self._running():
                         pipeline = self._pipeline.in_epoch(settled.counts_to)
                         inputs = pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
-                except OSError as error:  # its message names the file
-                    if quarantine.examine(settled.read_ids, again=True) or backoff.pause(error):
+                except Exception as error:
+                    is_file = isinstance(error, OSError)  # its message names the file
+                    if quarantine.blames(settled.read_ids, error) or (is_file and backoff.pause(error)):
                         continue
-                    raise unreadable(str(error), error) from error
-                except RuntimeError as error:
-                    raise InputsError(error) from error
+                    raise (unreadable(str(error), error) if is_file else InputsError(error)) from error
                 self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)
                 return PreparedInputs(settled, inputs, version)
         finally:

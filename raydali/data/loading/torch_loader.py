@@ -163,9 +163,11 @@ class _MicroBatches(Dataset[Loaded]):
                         backoff.end()
                 break
             except Exception as error:
-                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and backoff.pause(error)):
+                if quarantine.blames([id], error) or (isinstance(error, OSError) and backoff.pause(error)):
                     continue
                 backoff.end()
+                if isinstance(error, MemoryError):
+                    raise
                 text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
                 raise unreadable(text, error) from error
         backoff.end()

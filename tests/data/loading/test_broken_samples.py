@@ -242,6 +242,28 @@ def _refuse(image: np.ndarray, label: np.ndarray) -> np.ndarray:
     return image
 
 
+class Choosy(TrainImages):
+    """It raises an error of its own for images of one class."""
+
+    def inputs(self, source: LabeledSource, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
+        if (source.labels[ids] == 99).any():
+            raise KeyError("no such class")
+        return super().inputs(source, ids, epochs)
+
+    def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple[torch.Tensor, ...]:
+        self.inputs(source, np.array([id]), np.array([epoch]))
+        return super().sample(source, id, epoch)
+
+
+def test_an_error_of_any_type_is_its_samples(tmp_path: Path, name: LoaderName) -> None:
+    source = folder(tmp_path, 24, {})
+    source.labels[[5, 17]] = 99
+    stream, quarantine = Stream(samples=24, epochs=1, batch_size=4, global_batch_size=4, seed=0), Quarantine(24, seed=0)
+    with make_loader(name, source, Choosy(image_size=16, seed=0), stream, quarantine=lambda _: quarantine) as loader:
+        assert sum(batch.micro_batch.replaced for batch in loader) == 2
+    assert {id: sample.reason for id, sample in quarantine.known.items()} == dict.fromkeys((5, 17), "'no such class'")
+
+
 class OutOfMemoryError(RuntimeError):
     pass
 

@@ -1,6 +1,8 @@
 """Images and masks are cut alike: no class blends, both loaders agree, and everything depends on ids alone."""
 
-from pathlib import Path
+import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -121,25 +123,92 @@ def test_validation_shows_whole_images(source: MaskedImages) -> None:
         list(batches)
 
 
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedImages, MaskedImages]:
+    """Two equal sets of a broken mask of each kind, the first 12, and 12 sound ones."""
+    root, draw = tmp_path_factory.mktemp("damaged"), np.random.default_rng(0)
+
+    def content(mask: Image.Image, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        mask.save(buffer, "PNG", **options)
+        return buffer.getvalue()
+
+    def sound(size: tuple[int, int] = (150, 140)) -> Image.Image:
+        return Image.fromarray(draw.integers(0, CLASSES, size, dtype=np.uint8))
+
+    def idat(data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + b"IDAT" + data + struct.pack(">I", zlib.crc32(b"IDAT" + data))
+
+    whole = content(sound(), compress_level=0)
+    at, end = whole.index(b"IDAT") + 4, len(whole) - 16
+    split = whole[: at - 8] + idat(whole[at : at + 9000]) + idat(whole[at + 9000 : end]) + whole[-12:]
+    second = split.rindex(b"IDAT")
+    masks = [
+        split[: second - 2048] + bytes(4096) + split[second + 2048 :],  # Pillow raises a SyntaxError
+        whole[:-900],
+        whole[: len(whole) // 2] + bytes(8),
+        b"",
+        b"<html>404</html>",
+        content(sound().point(lambda _: IGNORED)),
+        content(sound().point(lambda _: 77)),
+        content(sound().convert("RGB")),
+        content(sound().convert("LA")),
+        content(Image.fromarray(np.full((150, 140), 60000, np.uint16))),
+        content(sound((150, 141))),
+        None,
+    ]
+    for part in ("train", "val"):
+        for i in range(24):
+            for kind in ("images", "masks"):
+                path = root / part / kind / f"{i:02}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content(Image.new("RGB", (140, 150), (i, 9, 9)) if kind == "images" else sound()))
+    train, val = train_and_val(str(root), classes=str(CLASSES))
+    for part in ("train", "val"):
+        for i, mask in enumerate(masks):
+            path = root / part / f"masks/{i:02}.png"
+            path.unlink() if mask is None else path.write_bytes(mask)
+    return train, val
+
+
 @pytest.mark.parametrize("loader", ["dali", "torch"])
-def test_a_mask_of_another_size_is_named_and_replaced(loader: LoaderName, tmp_path: Path) -> None:
-    for name, mode in (("images", "RGB"), ("masks", "L")):
-        for split in ("train", "val"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(4):
-                size = (60, 51 if (name, i) == ("masks", 1) else 50)
-                Image.new(mode, size).save(tmp_path / split / name / f"{i}.png")
-    broken, _ = train_and_val(str(tmp_path), classes="1")
-    stream, known = Stream(samples=4, epochs=1, batch_size=2, global_batch_size=2, seed=0), Quarantine(4, seed=0)
+def test_each_broken_mask_is_replaced_in_training_and_left_out_of_validation(
+    loader: LoaderName, damaged: tuple[MaskedImages, MaskedImages]
+) -> None:
+    broken = damaged[0]
+    stream, known = Stream(samples=24, epochs=1, batch_size=2, global_batch_size=2, seed=0), Quarantine(24, seed=0)
+    with make_loader(loader, broken, pipeline(), stream, quarantine=lambda _: known) as batches:
+        replaced = [batch.micro_batch.replaced for batch in batches]
+    assert sum(replaced) == 12 and {*known.known} == {*range(12)}
+    assert all(known.known[id].reason for id in range(12)), "each has a reason"
+    known, whole = Quarantine(24), OrderedPass(samples=24, batch_size=4)
+    canvas = ValidationImages(canvas=(160, 160))
+    with make_loader(loader, damaged[1], canvas, whole, quarantine=lambda _: known) as batches:
+        assert sorted(id for batch in batches for id in batch.ids.tolist()) == [*range(12, 24)]
+    assert {*known.known} == {*range(12)}
     with (
-        pytest.raises(DataError, match=mentioning("1.png 60x50 mask 60x51")),
-        make_loader(loader, broken, pipeline(), stream) as batches,
+        pytest.raises(DataError, match=mentioning("masks/00.png")),
+        make_loader(loader, broken, canvas, whole) as strict,
+    ):
+        list(strict)  # without a quarantine, as for `raydali preview`
+
+
+@pytest.mark.parametrize("loader", ["dali", "torch"])
+def test_an_error_that_no_sample_causes_is_raised_as_it_is(loader: LoaderName, source: MaskedImages) -> None:
+    class Faulty(TrainImages):
+        def draws(self, ids: Any, epochs: Any) -> Any:
+            if len(ids) != 1 or loader == "torch":  # `sample`, by which samples are judged, gets one
+                raise MemoryError("no room")
+            return super().draws(ids, epochs)
+
+    stream, known = Stream(samples=24, epochs=1, batch_size=2, global_batch_size=2, seed=0), Quarantine(24, seed=0)
+    made = Faulty(canvas=(48, 64), base_size=60, seed=3)
+    with (
+        pytest.raises(MemoryError, match="no room"),
+        make_loader(loader, source, made, stream, quarantine=lambda _: known) as batches,
     ):
         list(batches)
-    with make_loader(loader, broken, pipeline(), stream, quarantine=lambda _: known) as batches:
-        assert {*batches.resident_batch(2)["masks"].unique().tolist()} <= {0, IGNORED}  # or a loss would refuse it
-        assert sum(batch.micro_batch.replaced for batch in batches) == 1
-    assert [*known.known] == [1]
+    assert not known.known
 
 
 def test_settings_out_of_their_range_are_refused() -> None:
