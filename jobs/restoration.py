@@ -14,11 +14,11 @@ functions for data, network, pipelines and evaluation. For your own training, co
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.image_pairs import ImagePairs, in_splits
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
@@ -26,7 +26,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
 from raydali.launch.optimizer_options import ScheduleOptions
-from raydali.launch.options import ImageOptions, require
+from raydali.launch.options import Bounds, ImageOptions, require
 from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.text import plural
 
@@ -50,8 +50,11 @@ class Config(StartingWeightsOptions, ScheduleOptions, ImageOptions):
     smaller_data = "pairs cut up into images nearer to --crop-size"
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets. Default: the
-    built-in blurred photographs."""
+    """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets; or with
+    these two itself. Default: the built-in blurred photographs."""
+    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
+    """Share of --data with inputs and targets themselves that validates, chosen by a hash of each path; unchangeable.
+    Default: 0.1."""
     inputs: str = "img"
     """Folder of the input images, within train/ and test/."""
     targets: str = "gt"
@@ -106,8 +109,8 @@ Data = TrainAndVal[ImagePairs]
 
 def open_data(config: Config) -> Data:
     """Index the pairs in train/ and test/, without those that are excluded."""
-    root = config.data.rstrip("/") if config.data else blurred_folder()
-    pairs = [ImagePairs.scan(f"{root}/{split}", config.inputs, config.targets) for split in ("train", "test")]
+    root = config.data or blurred_folder()
+    pairs = in_splits(root, ("train", "test"), config.inputs, config.targets, config.val_fraction)
     data = Data(*exclude(config.exclude, *pairs))
     warn_of_overlap(data.train, data.val)
     return data

@@ -12,7 +12,7 @@ data, network, pipelines and evaluation. For your own training, copy this file a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raydali.data.sources.builtin.shapes import masked_shapes_folder
 from raydali.data.sources.exclusion import exclude
@@ -22,7 +22,7 @@ from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
-from raydali.launch.options import ImageOptions, require
+from raydali.launch.options import Bounds, ImageOptions, require
 from raydali.launch.shared_options import FineTuningOptions, require_data
 from raydali.text import plural
 from raydali.train.learning_rates import PEAKS
@@ -46,14 +46,18 @@ class Config(FineTuningOptions, ImageOptions):
     usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16}
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) with train/ and val/, each with images/ and masks/; Pascal VOC, Cityscapes or
-    ADE20K as they are unpacked; or a list with a line image,mask for each image. Default: the built-in shapes."""
+    """Folder or URI (s3://, gs://) with train/ and val/, each with images/ and masks/, or with these themselves; Pascal
+    VOC, Cityscapes or ADE20K as they are unpacked; or a list with a line image,mask for each image. Default: the
+    built-in shapes."""
     val_data: str | None = None
-    """List of the validation images, if --data is a list."""
+    """Validation images, a list or a folder with images/ and masks/; --data then has the training images only."""
+    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
+    """Share of a list, or of --data with images/ and masks/ themselves, that validates, chosen by a hash of each path;
+    unchangeable. Default: 0.1 of such a folder."""
     root: str | None = None
     """Folder or URI that relative paths in lists start from. Default: the list's folder."""
     images: str = "images"
-    """Folder of the images, within train/ and val/."""
+    """Folder of the images, within train/ and val/, or within --data."""
     masks: str = "masks"
     """Folder of the masks. A mask has the path of its image, with any extension."""
     classes: str | None = None
@@ -61,6 +65,8 @@ class Config(FineTuningOptions, ImageOptions):
     as the palette of the first mask has colours."""
     ignore_index: int = IGNORED
     """Value of pixels in masks that count for nothing."""
+    mask_values: tuple[int, ...] | None = None
+    """Values of the classes 0, 1, ... in masks, such as 0 255. Default: 0, 1, ..., or those of the data set."""
     model: str = "deeplabv3_resnet50"
     """Name of a torchvision segmentation model, such as fcn_resnet50 or lraspp_mobilenet_v3_large; `tiny`, a small
     network; or `package.module:factory`."""
@@ -94,7 +100,7 @@ class Config(FineTuningOptions, ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require_data(self, self.data, "val_data", "root", "classes")
+        require_data(self, self.data, "val_data", "val_fraction", "root", "classes", "mask_values")
         require(self, "ignore_index", least=0, most=65535)
         require(self, "auxiliary", least=0)
 
@@ -134,7 +140,9 @@ def open_data(config: Config) -> Data:
         masks=config.masks,
         classes=classes,
         ignored=config.ignore_index,
+        values=config.mask_values,
         root=config.root,
+        val_fraction=config.val_fraction,
     )
     data = Data(*exclude(config.exclude, *pairs))
     warn_of_overlap(data.train, data.val)

@@ -1,6 +1,6 @@
 """Pairs of images, an input and its target, for restoration."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -9,6 +9,8 @@ from raydali.data.sources.file_rules import SkippedFiles, select_files
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.listing import list_tree
+from raydali.data.sources.storage import is_folder
+from raydali.data.sources.validation_set import DEFAULT_FRACTION, split
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -85,6 +87,10 @@ class ImagePairs:
         left_out = list(ids)
         return replace(self, inputs=self.inputs.drop(left_out), targets=self.targets.drop(left_out))
 
+    def relative_paths(self) -> Iterator[str]:
+        """Yield the paths of the inputs, relative to the root."""
+        return self.inputs.relative_paths()
+
     def path(self, id: int) -> str:
         """The absolute paths or URIs of a pair, for messages."""
         return f"{self.inputs.path(id)} and {self.targets.path(id)}"
@@ -98,6 +104,29 @@ class ImagePairs:
     def fingerprint(self) -> str:
         """A hash of the relative paths, 32 hex digits; without the root, so that the data may move."""
         return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
+
+
+def in_splits(
+    root: str, splits: tuple[str, str], inputs: str, targets: str, fraction: float | None
+) -> list[ImagePairs]:
+    """Index the pairs in the two folders of `splits`, or split those of a root that has inputs and targets itself.
+
+    Args:
+        root: see `ImagePairs.scan`.
+        splits: the names of the folders of training and of validation pairs.
+        inputs: the folder of the inputs.
+        targets: the folder of the targets.
+        fraction: the share that validates if they are split. None: 0.1.
+
+    Raises:
+        UsageError: they cannot be indexed, or there is a fraction and nothing to split.
+    """
+    root = absolute(root)
+    if is_folder(f"{root}/{targets}") and not is_folder(f"{root}/{splits[0]}"):
+        return [*split(ImagePairs.scan(root, inputs, targets), fraction or DEFAULT_FRACTION)]
+    if fraction is not None:
+        raise UsageError(f"--val-fraction {fraction} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
+    return [ImagePairs.scan(f"{root}/{each}", inputs, targets) for each in splits]
 
 
 def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:

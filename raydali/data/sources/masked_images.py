@@ -1,7 +1,8 @@
 """Images with masks, whose values are classes, for segmentation: two folders, lists, Pascal VOC, Cityscapes, ADE20K.
 
     DIR/train/images/a.jpg      DIR/train/masks/a.png         and val/: the same path in two folders, any extensions
-    train.csv                   lines image,mask; the validation images in a list of their own
+    DIR/images/a.jpg            DIR/masks/a.png               a share of them is split off
+    train.csv                   lines image,mask; the validation images in a list of their own, or split off
     VOC2012/                    JPEGImages/, SegmentationClass/, ImageSets/Segmentation/{train,val}.txt
     cityscapes/                 leftImg8bit/{train,val}/CITY/, gtFine/{train,val}/CITY/
     ADEChallengeData2016/       images/{training,validation}/, annotations/{training,validation}/
@@ -12,8 +13,9 @@ to classes 0, 1, ...; IGNORED stands for pixels that count for nothing.
 
 import io
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from posixpath import basename
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +25,10 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.file_list import is_list
 from raydali.data.sources.files import Files, absolute, digest
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.image_pairs import ImagePairs, in_splits
 from raydali.data.sources.list_lines import read_lines
 from raydali.data.sources.listing import entries_or_none, list_tree
+from raydali.data.sources.validation_set import split
 from raydali.errors import DataError, UsageError
 from raydali.text import plural, summarize
 
@@ -37,6 +40,7 @@ IGNORED = 255
 MOST_CLASSES = 254
 _UNKNOWN = 254
 """In a lookup: the value is neither a class nor ignored."""
+_TRIED = 8
 VOC = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
@@ -71,14 +75,14 @@ class MaskedImages(ImagePairs):
             DataError: the mask has colours, a value that is no class, or no pixel that counts.
             Exception: it cannot be read or decoded.
         """
-        values = mask_values(self.targets.read(id), self.targets.path(id))
-        mask = self.lookup.take(values)
         path = self.targets.path(id)
+        values = mask_values(self.targets.read(id), path)
+        mask = self.lookup.take(values)
         if (mask == _UNKNOWN).any():
             unknown = int(values[mask == _UNKNOWN][0])
             raise DataError(
                 f"{path} has the value {unknown}, which is none of {plural(len(self.classes), 'class')} from 0: "
-                "raise --classes, or name it with --ignore-index"
+                "raise --classes, or name it with --ignore-index or --mask-values"
             )
         if (mask == IGNORED).all():
             raise DataError(f"{path} has no pixel that counts, as all are ignored: leave it out by --exclude")
@@ -136,52 +140,66 @@ def train_and_val(
     masks: str = "masks",
     classes: str | None = None,
     ignored: int = IGNORED,
+    values: Sequence[int] | None = None,
     root: str | None = None,
+    val_fraction: float | None = None,
 ) -> list[MaskedImages]:
     """Index the training and the validation images with their masks.
 
     Args:
         data: a folder or URI in one of the layouts above, or a list.
-        val_data: the list of the validation images, if `data` is a list.
-        images: the name of the folder of images in train/ and val/.
-        masks: that of the masks.
+        val_data: the validation images, a list or a folder with images/ and masks/, if `data` has only training images.
+        images: the name of the folder of images.
+        masks: the name of the folder of masks.
         classes: their number, or a file with a name in each line. None: those of the layout, or of the palette of the
             first mask, if it has fewer than 256 colours.
-        ignored: the value of pixels that do not count; of 16 bits also 65535.
+        ignored: the value of pixels that do not count; of 16 bits also 65535. `values` comes first.
+        values: the values of the classes in masks, in their order. None: 0, 1, ..., or those of the layout.
         root: the folder of relative paths in a list. None: the list's.
+        val_fraction: the share that validates, if `data` is a list, or has images/ and masks/ itself. Default: 0.1 of
+            such a folder.
 
     Raises:
         UsageError: they cannot be indexed, or their classes are not known.
     """
-    if is_list(data) != (val_data is not None):
-        raise UsageError(
-            f"--data {data}: give a list in both --data and --val-data, or only --data, a folder with both sets"
-        )
+    usual, lookup = tuple[str, ...](), None
     if val_data is not None:
-        pairs = [_listed(absolute(each), root) for each in (data, val_data)]
-    elif (found := _in_layout(absolute(data), ignored)) is not None:
+        if val_fraction is not None:
+            raise UsageError(f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one")
+        pairs = [_indexed(each, root, images, masks) for each in (data, val_data)]
+    elif is_list(data):
+        if val_fraction is None:
+            raise UsageError(f"--data {data}: give a list in both --data and --val-data, or --val-fraction 0.1")
+        pairs = [*split(_indexed(data, root), val_fraction)]
+    elif val_fraction is None and (found := _in_layout(absolute(data), ignored)) is not None:
         pairs, usual, lookup = found
-        return [_with_classes(each, _named(classes, usual), lookup) for each in pairs]
     else:
-        pairs = [ImagePairs.scan(f"{absolute(data)}/{split}", images, masks) for split in ("train", "val")]
-    names = _names(classes, pairs[0])
-    lookup = lookup_of(range(len(names)), [ignored, 65535])
-    return [_with_classes(each, names, lookup) for each in pairs]
+        pairs = in_splits(data, ("train", "val"), images, masks, val_fraction)
+    if classes is not None or usual:
+        names = _named(classes, usual)
+    else:
+        names = [*map(str, values)] if values is not None else _of_palette(pairs[0])
+    if values is not None:
+        if len(values) != len(names) or not {*values} <= {*range(1 << 16)}:
+            raise UsageError(f"--mask-values needs {plural(len(names), 'value')} from 0 to 65535, not {values}")
+        lookup = lookup_of(values, {ignored, 65535} - {*values})
+    elif lookup is None:
+        lookup = lookup_of(range(len(names)), [ignored, 65535])
+    made = partial(MaskedImages, classes=tuple(names), lookup=lookup)
+    return [made(each.inputs, each.targets, each.skipped) for each in pairs]
 
 
-def _with_classes(pairs: ImagePairs, names: Sequence[str], lookup: Lookup) -> MaskedImages:
-    return MaskedImages(pairs.inputs, pairs.targets, pairs.skipped, classes=tuple(names), lookup=lookup)
-
-
-def _listed(path: str, root: str | None) -> ImagePairs:
-    """Index the lines image,mask of a list."""
+def _indexed(path: str, root: str | None, images: str = "", masks: str = "") -> ImagePairs:
+    """Index the lines image,mask of a list, or a folder with images and masks."""
+    if not is_list(path):
+        return ImagePairs.scan(path, images, masks)
+    path = absolute(path)
     folder = path.rpartition("/")[0] if root is None else absolute(root)
     lines = read_lines(path, folder)
-    masks = [*lines.names]
-    if len(lines.numbers) < 1 or any("." not in basename(mask) for mask in masks):
+    names = [*lines.names]
+    if len(lines.numbers) < 1 or any("." not in basename(mask) for mask in names):
         raise UsageError(f"{path} has lines without a mask: write a line image,mask for each image")
-    images = Files(*lines.paths.packed())
-    return ImagePairs(images, Files.from_list(folder, [masks[index] for index in lines.labels]))
+    return ImagePairs(Files(*lines.paths.packed()), Files.from_list(folder, [names[index] for index in lines.labels]))
 
 
 def _in_layout(root: str, ignored: int) -> "tuple[list[ImagePairs], tuple[str, ...], Lookup] | None":
@@ -190,19 +208,19 @@ def _in_layout(root: str, ignored: int) -> "tuple[list[ImagePairs], tuple[str, .
     if {"JPEGImages", "SegmentationClass"} <= folders:
         return _voc(root), VOC, lookup_of(range(len(VOC)), [ignored])
     if {"leftImg8bit", "gtFine"} <= folders:
-        return _cityscapes(root), tuple(CITYSCAPES.values()), lookup_of(CITYSCAPES, others=IGNORED)
+        return _cityscapes(root), tuple(CITYSCAPES.values()), lookup_of(CITYSCAPES, [ignored], others=IGNORED)
     if {"images", "annotations"} <= folders:
-        splits = "training", "validation"
-        below = [ImagePairs.scan(root, f"images/{split}", f"annotations/{split}") for split in splits]
+        parts = "training", "validation"
+        below = [ImagePairs.scan(root, f"images/{part}", f"annotations/{part}") for part in parts]
         names = tuple(map(str, range(1, _ADE20K + 1)))
-        return below, names, lookup_of(range(1, _ADE20K + 1), others=IGNORED)
+        return below, names, lookup_of(range(1, _ADE20K + 1), [ignored], others=IGNORED)
     return None
 
 
 def _voc(root: str) -> list[ImagePairs]:
     pairs = []
-    for split in ("train", "val"):
-        path = f"{root}/ImageSets/Segmentation/{split}.txt"
+    for part in ("train", "val"):
+        path = f"{root}/ImageSets/Segmentation/{part}.txt"
         try:
             names = storage.read(path).decode().split()
         except OSError as error:
@@ -214,30 +232,30 @@ def _voc(root: str) -> list[ImagePairs]:
 
 def _cityscapes(root: str) -> list[ImagePairs]:
     pairs = []
-    for split in ("train", "val"):
+    for part in ("train", "val"):
         stems = [
             f"{city}/{name.removesuffix('_leftImg8bit.png')}".lstrip("/")
-            for city, names in sorted(list_tree(f"{root}/leftImg8bit/{split}", of="images").items())
+            for city, names in sorted(list_tree(f"{root}/leftImg8bit/{part}", of="images").items())
             for name in sorted(names)
             if name.endswith("_leftImg8bit.png")
         ]
         if not stems:
-            raise UsageError(f"{root}/leftImg8bit/{split} has no *_leftImg8bit.png: give Cityscapes as it is unpacked")
-        images = Files.from_list(root, [f"leftImg8bit/{split}/{stem}_leftImg8bit.png" for stem in stems])
-        masks = Files.from_list(root, [f"gtFine/{split}/{stem}_gtFine_labelIds.png" for stem in stems])
+            raise UsageError(f"{root}/leftImg8bit/{part} has no *_leftImg8bit.png: give Cityscapes as it is unpacked")
+        images = Files.from_list(root, [f"leftImg8bit/{part}/{stem}_leftImg8bit.png" for stem in stems])
+        masks = Files.from_list(root, [f"gtFine/{part}/{stem}_gtFine_labelIds.png" for stem in stems])
         pairs.append(ImagePairs(images, masks))
     return pairs
 
 
-def _names(classes: str | None, pairs: ImagePairs) -> Sequence[str]:
-    """Return the names of the classes: as given, or as many numbers as the palette of the first mask has colours."""
-    if classes is not None:
-        return _named(classes, ())
+def _of_palette(pairs: ImagePairs) -> Sequence[str]:
+    """Return as many numbers, as names of classes, as the palette of the first mask that can be read has colours."""
     path = pairs.targets.path(0)
-    try:
-        image = _opened(pairs.targets.read(0), path)
-    except Exception as error:
-        raise UsageError(f"{path} cannot be read: {error}; repair it, or leave it out by --exclude") from error
+    for id in range(min(len(pairs), _TRIED)):
+        with suppress(Exception):
+            image = _opened(pairs.targets.read(id), path)
+            break
+    else:
+        raise UsageError(f"{path} and others cannot be read: give --classes; `raydali verify` lists broken masks")
     colours = len(image.palette.palette) // 3 if image.palette is not None else 0
     if not 0 < colours <= MOST_CLASSES:
         raise UsageError(f"{path} does not say how many classes there are: give --classes, a number or a file of names")

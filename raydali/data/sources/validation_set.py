@@ -10,11 +10,11 @@ import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
-from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.source import Source
+from raydali.data.sources.source import Source, classes_of
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -22,14 +22,17 @@ DEFAULT_FRACTION = 0.1
 _KEY = b"raydali validation samples"  # to change it would move samples of runs that are resumed
 
 
-def split(source: LabeledSource, fraction: float) -> tuple[LabeledSource, LabeledSource]:
+AnySource = TypeVar("AnySource", bound=Any)
+
+
+def split(source: AnySource, fraction: float) -> tuple[AnySource, AnySource]:
     """Return the training and the validation samples, both in the order of the source.
 
     Of each class, the sample with the lowest hash validates, and the one with the highest is trained on; with several
     labels a sample, of all samples. Lines of a list that repeat a path stay together.
 
     Args:
-        source: the samples of both.
+        source: the samples of both: labelled ones, or pairs.
         fraction: the share that validates, above 0 and below 1.
 
     Raises:
@@ -37,12 +40,14 @@ def split(source: LabeledSource, fraction: float) -> tuple[LabeledSource, Labele
     """
     digests = (blake2b(os.fsencode(path), digest_size=8, key=_KEY).digest() for path in source.relative_paths())
     hashes = np.frombuffer(b"".join(digests), "<u8")
-    labels = np.zeros(len(hashes), np.int64) if source.one_each is None else source.one_each
+    one_each = getattr(source, "one_each", None)
+    labels = np.zeros(len(hashes), np.int64) if one_each is None else one_each
     present, groups = np.unique(labels, return_inverse=True)
     lowest, highest = np.full(len(present), np.iinfo("u8").max, "u8"), np.zeros(len(present), "u8")
     np.minimum.at(lowest, groups, hashes)
     np.maximum.at(highest, groups, hashes)
-    if alone := [source.classes[label] for label in present[lowest == highest].tolist()]:
+    classes = classes_of(source) or ("all",)
+    if alone := [classes[label] for label in present[lowest == highest].tolist()]:
         raise UsageError(
             f"{source} has one sample of {summarize(alone, show=repr)}, which cannot both train and validate: add "
             "samples, or give --val-data"

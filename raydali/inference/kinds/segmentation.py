@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from raydali.data.loading.loader import Batch
 from raydali.data.sources.file_list import is_list
+from raydali.data.sources.files import absolute
 from raydali.data.sources.masked_images import IGNORED, MaskedImages
+from raydali.data.sources.storage import is_folder
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
@@ -30,9 +32,11 @@ class Segmentation(Kind):
     legend: ClassVar[str] = "Each: the image, its mask and the predicted one. Class 0 and what is ignored are black."
 
     def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> MaskedImages:
-        """Open the validation images of a folder, or those of a list."""
-        lists = data if is_list(data) else None
-        source: MaskedImages = self.job.open_data(replace(self.config, data=data, val_data=lists)).val
+        """Open the validation images of a folder, or all images of a list, or of a folder without train/ and val/."""
+        is_whole = is_list(data) or is_folder(f"{absolute(data)}/{self.config.masks}")
+        settings = {"data": data, "val_data": data if is_whole else None, "val_fraction": None}
+        known = {name: value for name, value in settings.items() if hasattr(self.config, name)}
+        source: MaskedImages = self.job.open_data(replace(self.config, **known)).val
         if classes is None or source.classes == tuple(classes):
             return source
         values = np.arange(256, dtype=np.uint8)  # what is no class stays

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.sources.image_pairs import ImagePairs, in_splits
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
@@ -111,3 +111,13 @@ def test_what_is_no_pairs_is_refused_by_name(tmp_path: Path, files: list[str], m
 def test_roots_of_other_kinds_are_refused() -> None:
     with pytest.raises(UsageError, match=mentioning("http://host/x")):
         ImagePairs.scan("http://host/x")
+
+
+def test_pairs_in_one_folder_are_split(tmp_path: Path) -> None:
+    grow(tmp_path, [f"{part}/{i}.png" for part in ("img", "gt") for i in range(40)])
+    train, val = in_splits(str(tmp_path), ("train", "test"), "img", "gt", None)
+    assert len(train) + len(val) == 40 and 0 < len(val) < 10
+    assert not {*map(train.path, range(len(train)))} & {*map(val.path, range(len(val)))}
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UsageError, match=mentioning("--val-fraction 0.5 img/ gt/")):
+        in_splits(str(tmp_path), ("train", "test"), "img", "gt", 0.5)

@@ -67,6 +67,48 @@ def test_lists(tmp_path: Path) -> None:
         train_and_val(str(tmp_path / "train.csv"), str(tmp_path / "val.csv"), classes="2")
 
 
+def test_two_folders_alone_are_split(tmp_path: Path) -> None:
+    folders(tmp_path / "data", grey(), tuple(f"{i:02}" for i in range(40)))
+    data = str(tmp_path / "data/train")
+    sets = train_and_val(data, classes="2")
+    paths = [[each.path(id) for id in range(len(each))] for each in sets]
+    assert sum(map(len, paths)) == 40 and 0 < len(paths[1]) < 10 and not {*paths[0]} & {*paths[1]}
+    assert all(mask.endswith(image.partition("/images/")[2].replace("jpg", "png"))
+               for each in paths for image, _, mask in (path.partition(" and ") for path in each))  # fmt: skip
+    _, val = train_and_val(data, classes="2", val_fraction=0.5)
+    assert 10 < len(val) < 30 and {*paths[1]} < {val.path(id) for id in range(len(val))}
+    whole = train_and_val(data, str(tmp_path / "data/val"), classes="2")
+    assert [len(each) for each in whole] == [40, 40] and "/val/" in whole[1].path(0)
+    (tmp_path / "list.csv").write_text(
+        "".join(f"{data}/images/{i:02}.jpg,{data}/masks/{i:02}.png\n" for i in range(40))
+    )
+    assert 0 < len(train_and_val(str(tmp_path / "list.csv"), classes="2", val_fraction=0.5)[1]) < 40
+    for root, other in ((tmp_path / "data", None), (data, data)):
+        with pytest.raises(UsageError, match=mentioning("--val-fraction 0.5")):
+            train_and_val(str(root), other, classes="2", val_fraction=0.5)
+
+
+def test_values_of_classes(tmp_path: Path) -> None:
+    data = folders(tmp_path, grey(255))
+    train, _ = train_and_val(data, values=(0, 255))
+    assert train.classes == ("0", "255") and [train.mask(0)[0, place] for place in (0, -1)] == [1, 0]
+    assert train_and_val(data, values=(255, 0), classes="2")[0].mask(0)[0, 0] == 0
+    for values in ((0, 255, 7), (0, 70000)):
+        with pytest.raises(UsageError, match=mentioning("--mask-values 2 65535")):
+            train_and_val(data, values=values, classes="2")
+
+
+def test_a_broken_first_mask_does_not_hide_the_palette(tmp_path: Path) -> None:
+    mask = grey(1).convert("P")
+    mask.putpalette([0, 0, 0, 9, 9, 9])
+    data = folders(tmp_path, mask)
+    (tmp_path / "train/masks/a.png").write_bytes(b"")
+    assert train_and_val(data)[0].classes == ("0", "1")
+    (tmp_path / "train/masks/b/c.png").write_bytes(b"")
+    with pytest.raises(UsageError, match=mentioning("masks/a.png --classes")):
+        train_and_val(data)
+
+
 def test_pascal_voc(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         photo(tmp_path / f"JPEGImages/{name}.jpg")
@@ -92,6 +134,7 @@ def test_cityscapes(tmp_path: Path) -> None:
     train, _ = train_and_val(str(tmp_path))
     assert train.classes == tuple(CITYSCAPES.values()) and len(train.classes) == 19
     assert train.mask(0)[0, 0] == train.classes.index("car") and train.mask(0)[0, -1] == IGNORED
+    assert train_and_val(str(tmp_path), ignored=26)[0].lookup[26] == IGNORED
 
 
 def test_ade20k(tmp_path: Path) -> None:
@@ -100,6 +143,7 @@ def test_ade20k(tmp_path: Path) -> None:
         save(tmp_path / f"annotations/{split}/ADE_1.png", grey(150))
     train, _ = train_and_val(str(tmp_path))
     assert len(train.classes) == 150 and train.mask(0)[0, 0] == 149 and train.mask(0)[0, -1] == IGNORED
+    assert train_and_val(str(tmp_path), ignored=150)[0].lookup[150] == IGNORED
 
 
 def test_kinds_of_masks(tmp_path: Path) -> None:
