@@ -22,6 +22,7 @@ from raydali.data.sources.image_pairs import ImagePairs
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.masked_images import MaskedImages
 from raydali.data.sources.source import Source
+from raydali.data.tasks.class_check import is_turned
 from raydali.data.tasks.decoder_choice import HEAD, JPEG, format_of, plain_shape
 from raydali.data.tasks.pillow import decoded_pixels, opened, turned
 from raydali.errors import DataError
@@ -132,6 +133,8 @@ def _check(source: Any, id: int, seen: Sequence[Seen]) -> None:  # noqa: ANN401 
     sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
     if len({*sizes}) > 1:
         raise DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
+    if isinstance(source, ImagePairs) and is_turned(source, id):
+        raise DataError("EXIF turns one of both files, and no size shows whether they match: store both upright")
     if isinstance(source, Coco):
         height, width = source.sizes[id].tolist()
         if height and width and seen[0].shape != (height, width):

@@ -59,6 +59,8 @@ class Verify:
     """Number of classes in masks, or a file with a name in each line, as the segmentation job takes it."""
     ignore_index: int = 255
     """Value of pixels in masks that count for nothing."""
+    mask_values: tuple[int, ...] | None = None
+    """Values of the classes in masks, as the segmentation job takes them."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """File for broken samples, one path and reason per line, as --exclude of a job expects it."""
     workers: int | None = None
@@ -70,18 +72,20 @@ def main(options: Verify) -> None:
     """Index the data, read all samples, print and write the broken ones.
 
     Raises:
-        UsageError: an option is invalid, or the data cannot be indexed.
+        UsageError: an option is invalid, the data cannot be indexed, or no class but one would be trained.
         DataError: samples are broken (they were printed and written), or the storage does not answer.
     """
     from raydali.commands.examine import Found, examine_images, examine_videos, killed
     from raydali.data.sources.exclusion import as_line
     from raydali.data.sources.file_rules import describe_skipped
+    from raydali.data.tasks.class_check import class_warnings
 
     workers = process_count(options.workers)
     require_writable("--output", options.output)
     require_writable("--json", options.json)
     samples, found, skipped = 0, Found([]), Counter[str]()
-    for source in _sources(options):
+    sources = _sources(options)
+    for source in sources:
         samples += len(source)
         skipped.update(getattr(source, "skipped", {}))
         of_source = Found([])
@@ -101,6 +105,15 @@ def main(options: Verify) -> None:
         counts: dict[str, Any] = {"samples": samples, "transparent": found.transparent, "for_pillow": found.for_pillow}
         counts |= {"skipped": skipped, "decoders": asked, "printed": found.printed}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
+    refusal = None
+    try:
+        for warning in class_warnings(sources[0]):
+            print(f"warning: {warning}", file=sys.stderr)
+    except UsageError as error:
+        if not broken and len(sources[0].classes) > 1:
+            refusal = error
+        else:
+            print(f"warning: {error}", file=sys.stderr)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
     if found.transparent:
         also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
@@ -110,6 +123,8 @@ def main(options: Verify) -> None:
         remedy = f"a job leaves them out with --exclude {options.output}" if options.output else "-o FILE lists them"
         raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}; asked {asked}")
     print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
+    if refusal is not None:
+        raise refusal
 
 
 _NAMES = {"av": "PyAV", "nvidia-dali-cuda120": "DALI", "pillow": "Pillow"}
@@ -150,7 +165,8 @@ def _sources(options: Verify) -> list[Any]:
         raise UsageError(f"--classes {options.classes} suits only --kind masks: leave it out")
     if options.kind == "masks":
         listed = data if is_list(data) else None
-        sources = train_and_val(data, listed, classes=options.classes, ignored=options.ignore_index, root=options.root)
+        settings: dict[str, Any] = {"ignored": options.ignore_index, "values": options.mask_values}
+        sources = train_and_val(data, listed, classes=options.classes, root=options.root, **settings)
         return sources[:1] if listed else [sources[splits.index(split)] for split in wanted]
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]

@@ -259,6 +259,25 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 sample, none broken" in _verified(tmp_path / "list.csv", "masks", set(), capsys, classes="3")
 
 
+def test_masks_of_another_convention_and_images_that_exif_turns_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exif = Image.Exif()
+    exif[274] = 3
+    for i in range(4):
+        for kind, image in (("images", Image.new("RGB", (60, 50))), ("masks", Image.new("L", (60, 50)))):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            image.paste(255 if kind == "masks" else "red", (5 * i, 0, 20 + i, 30))
+            image.save(tmp_path / kind / f"{i}.png")
+    with pytest.raises(UsageError, match=mentioning("'0' 3 masks --mask-values 0 255")):
+        main(Verify(data=str(tmp_path), kind="masks", classes="2", workers=1))
+    assert "4 samples, none broken" in capsys.readouterr().out
+    main(Verify(data=str(tmp_path), kind="masks", mask_values=(0, 255), workers=1))
+    Image.new("RGB", (60, 50)).save(tmp_path / "images/2.png", exif=exif)
+    broken = {f"{tmp_path}/images/2.png and {tmp_path}/masks/2.png"}
+    assert mentions(_verified(tmp_path, "masks", broken, capsys, mask_values=(0, 255)), "2.png EXIF upright")
+
+
 def test_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "coco"
     names = [f"{i}.jpg" for i in range(5)]

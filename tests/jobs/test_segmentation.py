@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from jobs import segmentation
 from jobs.segmentation import JOB, SHAPES, Config, open_data, train
@@ -18,6 +19,8 @@ from raydali.errors import UsageError
 from raydali.inference.kinds.segmentation import colour_of
 from raydali.inference.trained_run import open_run
 from raydali.launch.driver.command import parse
+from raydali.launch.driver.launcher import launch
+from raydali.report.console import Console
 from tests.data.sources.test_masked_images import folders, grey
 from tests.inference.test_kinds import evaluated, predicted
 from tests.support.job_ranks import train_rank, train_rank_in_double
@@ -165,3 +168,14 @@ def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: P
 def test_bad_usage_is_refused(arguments: str, message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
         JOB.check(parse(Config, arguments.split(), "segmentation.py"))
+
+
+def test_masks_of_which_one_class_would_be_trained_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for kind, pixels in (("images", np.zeros((30, 40, 3), np.uint8)), ("masks", np.eye(30, 40, dtype=np.uint8) * 255)):
+        (tmp_path / "data" / kind).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(pixels).save(tmp_path / "data" / kind / f"{i}.png")
+    config = Config(data=str(tmp_path / "data"), classes="2", storage=str(tmp_path / "runs"), batch_size=1, workers="1")
+    with pytest.raises(UsageError, match=mentioning("'0' 3 masks --mask-values 0 255")):
+        launch(JOB, config, Console())
+    assert not (tmp_path / "runs").exists()

@@ -25,7 +25,6 @@ from raydali.data.sources.validation_set import (
     DEFAULT_FRACTION,
     split,
     warn_of_folder_inside,
-    warn_of_one_class,
     warn_of_overlap,
 )
 from raydali.errors import UsageError
@@ -256,8 +255,6 @@ def train_and_val(
         train = labeled_images(parts[0], root, scan=scan, **columns)
         val = labeled_images(parts[1], root, train.classes, scan, **columns)
         check_classes(train, val)
-    if not columns.get("multi_label"):
-        warn_of_one_class(train.classes)
     if parts is not None:
         warn_of_overlap(train, val)
         warn_of_folder_inside(*parts)

@@ -49,8 +49,8 @@ class LabeledFiles(Files):
 
         Classes, files and order are those of `torchvision.datasets.ImageFolder`, so that labels and ids mean the same
         in both. But hidden folders, such as .ipynb_checkpoints, are no classes, an unreadable folder is an error, and a
-        link to a folder above itself is left out. Warns of empty classes, which stay, and of files that could be
-        samples but are not read.
+        link to a folder above itself is left out. Empty classes stay. Warns of files that could be samples but are not
+        read.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
@@ -85,16 +85,6 @@ class LabeledFiles(Files):
             folders = plural(len(classes), "class folder")
             raise UsageError(f"{root} has {folders} without {kind}{instead}: give files that end in {needed}")
         skipped.warn(root, extensions)
-        if empty := [class_ for class_ in classes if not counts[class_]]:
-            _log.warning(
-                "%s: %d of %s without %s: %s",
-                root,
-                len(empty),
-                plural(len(classes), "class"),
-                kind,
-                summarize(empty, show=repr),
-            )
-
         labels = np.repeat(np.arange(len(classes)), list(counts.values()))
         emptied = ((folder, chosen.pop(folder)) for folder in [*chosen])
         return cls.from_folders(root, emptied, labels=labels, classes=tuple(classes), skipped=skipped.kinds)

@@ -13,6 +13,7 @@ to classes 0, 1, ...; IGNORED stands for pixels that count for nothing.
 
 import io
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -28,7 +29,9 @@ from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.image_pairs import ImagePairs, in_splits
 from raydali.data.sources.list_lines import read_lines
 from raydali.data.sources.listing import entries_or_none, list_tree
+from raydali.data.sources.mask_sample import MaskSample
 from raydali.data.sources.validation_set import split
+from raydali.data.stream.counter_rng import keyed
 from raydali.errors import DataError, UsageError
 from raydali.text import plural, summarize
 
@@ -40,6 +43,11 @@ IGNORED = 255
 MOST_CLASSES = 254
 _UNKNOWN = 254
 """In a lookup: the value is neither a class nor ignored."""
+_SALT = 0x3A5C
+"""Separates the random numbers that choose the sample of masks from others."""
+MOST_MASKS, MOST_PIXELS = 1000, 1 << 28
+"""Limits of the sample of masks."""
+_THREADS, _MASKS_AT_ONCE = 16, 64
 _TRIED = 8
 VOC = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -87,6 +95,29 @@ class MaskedImages(ImagePairs):
         if (mask == IGNORED).all():
             raise DataError(f"{path} has no pixel that counts, as all are ignored: leave it out by --exclude")
         return mask
+
+    @cached_property
+    def sample(self) -> MaskSample:
+        """What some masks hold, always the same ones; the loaders find those that cannot be read."""
+        order = np.argsort(keyed(_SALT, np.arange(len(self))))[:MOST_MASKS].tolist()
+        sample = MaskSample(is_whole=len(order) == len(self))
+        with ThreadPoolExecutor(_THREADS) as threads:
+            while order and sample.values.sum() < MOST_PIXELS:
+                for values, is_jpeg in threads.map(self._read, order[:_MASKS_AT_ONCE]):
+                    if values is not None:
+                        sample.add(values, self.lookup, _UNKNOWN)
+                        sample.jpegs += is_jpeg
+                order = order[_MASKS_AT_ONCE:]
+        sample.is_whole &= not order
+        return sample
+
+    def _read(self, id: int) -> tuple[NDArray[Any] | None, bool]:
+        """Return the values of a mask, None if it is broken; and whether it is a JPEG."""
+        try:
+            content = self.targets.read(id)
+            return mask_values(content, self.targets.path(id)), content.startswith(b"\xff\xd8")
+        except Exception:
+            return None, False
 
     @cached_property
     def fingerprint(self) -> str:

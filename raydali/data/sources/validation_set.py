@@ -7,7 +7,6 @@ highest hash of a class have fixed places, so that each class is on both sides.
 
 import logging
 import os
-from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,12 +56,6 @@ def split(source: AnySource, fraction: float) -> tuple[AnySource, AnySource]:
 
 
 _log = logging.getLogger(__name__)
-
-
-def warn_of_one_class(classes: Sequence[str]) -> None:
-    """Warn if all samples have one class: there is nothing to learn."""
-    if len(classes) == 1:
-        _log.warning("%r is the only class, so that the metrics mean nothing: give at least two classes", *classes)
 
 
 def warn_of_overlap(train: Source, val: Source) -> None:

@@ -121,11 +121,11 @@ def _decoded_here(data: bytes) -> Image.Image:
 
 def turned(pixels: Image.Image, image: ImageFile) -> Image.Image:
     """Return the pixels of an image file upright, which were stored as they are in it."""
-    turn = _TURNS.get(_orientation(image))
+    turn = _TURNS.get(orientation(image))
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def _orientation(image: ImageFile) -> Any:  # noqa: ANN401 (whatever the file says)
+def orientation(image: ImageFile) -> Any:  # noqa: ANN401 (whatever the file says)
     """Return an image's orientation in EXIF or XMP; 1 if they cannot be read. That of TIFF is applied by `load`."""
     try:
         return image.getexif().get(ORIENTATION, 1)

@@ -11,12 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.data.sources.masked_images import IGNORED, MaskedImages
-from raydali.errors import DataError
 from raydali.train.evaluation.validation import ValidationPass, evaluating, require_read
 from raydali.train.worker import Worker
-
-MASKS_COUNTED = 1000
-"""Limit of the masks whose pixels are counted for the weights of classes."""
 
 
 def cross_entropy(
@@ -82,18 +78,9 @@ def figures(matrix: torch.Tensor) -> Mapping[str, float]:
 def balanced_weights(source: MaskedImages, worker: Worker) -> torch.Tensor:
     """Return the weights of classes in inverse proportion to their pixels, float32 (classes,); 0 for those without any.
 
-    The pixels are counted in at most MASKS_COUNTED masks, evenly spaced, which the ranks share out. The mean weight of
-    a pixel is 1.
+    The pixels are counted in `source.sample`. The mean weight of a pixel is 1.
     """
-    classes, step = len(source.classes), max(1, len(source) // MASKS_COUNTED)
-    counts = torch.zeros(classes, dtype=torch.int64)
-    for id in range(worker.rank * step, len(source), worker.world_size * step):
-        try:
-            mask = torch.from_numpy(source.mask(id)).long().flatten()
-        except (DataError, OSError):  # the loader finds and reports it
-            continue
-        counts += torch.bincount(mask[mask != IGNORED], minlength=classes)
-    pixels = worker.sum(counts).double()
+    pixels = torch.tensor(source.sample.pixels[: len(source.classes)], dtype=torch.float64)
     there = (pixels > 0).sum().clamp(min=1)
     weights = pixels.sum() / (there * pixels)
     return weights.where(pixels > 0, 0.0).float().to(worker.device)

@@ -61,13 +61,6 @@ def test_a_validation_set_inside_of_the_training_data(tmp_path: Path, caplog: py
     assert mentions(said(caplog), f"{val} training")
 
 
-def test_one_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("train", "val"):
-        grow(tmp_path / name, [f"cat/{name}.jpg"])
-    train_and_val(str(tmp_path))
-    assert mentions(said(caplog), "cat only class")
-
-
 def test_pairs_that_are_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grow(tmp_path, ["img/1.png", "gt/1.png"])
     pairs = ImagePairs.scan(str(tmp_path), "img", "gt")

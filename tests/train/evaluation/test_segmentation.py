@@ -1,6 +1,7 @@
 """The figures of segmentation, against torchmetrics and torchvision's reference, and its loss."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_jaccard_index
 
 from raydali.data.loading.loader import Batch
-from raydali.data.sources.masked_images import IGNORED
+from raydali.data.sources.masked_images import IGNORED, train_and_val
 from raydali.errors import UsageError
 from raydali.train.evaluation.segmentation import balanced_weights, cross_entropy, evaluate, mask_files
 from raydali.train.evaluation.validation import ValidationPass
@@ -23,22 +24,6 @@ from raydali.train.worker import Worker
 CLASSES = 5
 CPU = torch.device("cpu")
 WORKER = Worker(rank=0, world_size=1, device=CPU, cpus=1, node="here")
-
-
-class Masks:
-    """A source of four masks of four classes, of which the last one has no pixel."""
-
-    classes = "a", "b", "c", "d"
-
-    def __init__(self) -> None:
-        self.masks = [np.zeros((10, 10), np.uint8) for _ in range(4)]
-        self.masks[0][:, :5], self.masks[1][:2], self.masks[2][0, 0] = 1, IGNORED, 2
-
-    def __len__(self) -> int:
-        return len(self.masks)
-
-    def mask(self, id: int) -> Any:
-        return self.masks[id]
 
 
 def batches(seed: int, count: int = 3) -> list[Batch]:
@@ -118,8 +103,15 @@ def test_the_loss_has_the_auxiliary_head_and_the_weights_of_classes() -> None:
     assert cross_entropy([scores, other], batch["masks"], weights, 0.5).item() == pytest.approx((main + aux / 2).item())
 
 
-def test_balanced_weights_give_each_class_the_same_part() -> None:
-    source: Any = Masks()
+def test_balanced_weights_give_each_class_the_same_part(tmp_path: Path) -> None:
+    """Four masks of four classes, of which the last one has no pixel."""
+    masks = [np.zeros((10, 10), np.uint8) for _ in range(4)]
+    masks[0][:, :5], masks[1][:2], masks[2][0, 0] = 1, IGNORED, 2
+    for i, mask in enumerate(masks):
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            Image.fromarray(mask).save(tmp_path / kind / f"{i}.png")
+    source, _ = train_and_val(str(tmp_path), str(tmp_path), classes="4")
     weights = balanced_weights(source, WORKER)
     pixels = torch.tensor([400 - 50 - 20 - 1, 50, 1, 0], dtype=torch.float32)
     parts = weights * pixels
