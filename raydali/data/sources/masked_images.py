@@ -147,11 +147,14 @@ def mask_values(content: bytes, path: str) -> NDArray[Any]:
 
 
 def _opened(content: bytes, path: str) -> "Image.Image":
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not content:
         raise DataError(f"{path} is empty: a mask is an image")
-    return Image.open(io.BytesIO(content))
+    try:
+        return Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:  # its text has an address in memory
+        raise DataError(f"{path} is no image, it begins with {content[:8]!r}: a mask is an image") from None
 
 
 def lookup_of(values: Iterable[int], ignored: Iterable[int] = (), *, others: int = _UNKNOWN) -> Lookup:

@@ -195,6 +195,9 @@ def test_empty_and_broken_masks(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(DataError, match=mentioning("a.png is empty")):
         train.mask(0)
+    path.write_bytes(b"<html>404</html>")
+    with pytest.raises(DataError, match=mentioning("a.png b'<html>40'")):
+        train.mask(0)
     content = io.BytesIO()
     grey().save(content, "PNG")
     path.write_bytes(content.getvalue()[:60])
