@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import fields
