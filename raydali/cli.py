@@ -41,7 +41,7 @@ from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
-from raydali.output import mark_warnings, one_sentence, parse_options
+from raydali.output import mark_warnings, one_sentence, parse_options, require_docstrings
 from raydali.text import printable
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"raydali {version('raydali')}")
         return None
     try:
+        require_docstrings()
         for argument in given:
             refuse_secrets(argument)
         options = _parse(given)

@@ -48,6 +48,12 @@ class _Printable(logging.Formatter):
         return printable(super().format(record), lines=True)
 
 
+def require_docstrings() -> None:
+    """Raise a UsageError under `python -OO`: Ray Train and DALI use their docstrings when they are imported."""
+    if sys.flags.optimize > 1:
+        raise UsageError("PYTHONOPTIMIZE=2 (python -OO) removes docstrings that Ray Train and DALI need: give 1")
+
+
 def machine() -> dict[str, Any]:
     """Describe this machine: {"cpus", "gpus": names, "python", "raydali", "torch", "dali"}; null: not installed."""
     return {

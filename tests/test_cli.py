@@ -1,6 +1,7 @@
 """The `raydali` command: quick to answer, one help, one way to JSON, completion for shells, and its exit codes."""
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -23,6 +24,7 @@ from tests.support.messages import mentioning, mentions
 from tests.support.pictures import encoded, photograph
 
 HEAVY = {"torch", "ray", "nvidia.dali", "matplotlib", "pyarrow", "numpy"}
+ROOT = Path(__file__).parents[1]
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
     "": (
@@ -91,6 +93,14 @@ def test_help_answers_at_once() -> None:
 
     parser = min(cpu_seconds(sys.executable, "-c", "import tyro") for _ in range(3))
     assert min(cpu_seconds(RAYDALI, "--help") for _ in range(3)) < 5 * parser
+
+
+@pytest.mark.parametrize("command", [[RAYDALI, "train", "imagenet"], [sys.executable, "jobs/grid.py"]])
+def test_python_without_docstrings_is_refused(command: list[str]) -> None:
+    environment = {**os.environ, "PYTHONOPTIMIZE": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert mentions(done.stderr, "error: PYTHONOPTIMIZE=2 1")
 
 
 def test_version() -> None:

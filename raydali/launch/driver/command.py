@@ -26,7 +26,7 @@ from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
-from raydali.output import mark_warnings, parse_options
+from raydali.output import mark_warnings, parse_options, require_docstrings
 from raydali.report.console import Console
 from raydali.text import printable
 from raydali.train.recipe import find_recipe
@@ -157,6 +157,7 @@ def run_main(main: Callable[[], None]) -> None:
     """
     sys.path.insert(0, str(Path.cwd()))
     try:
+        require_docstrings()
         if PLAN in os.environ:
             raise UsageError(f"{Path(sys.argv[0]).name} has no JOB that raydali could plan: see docs/own-data.md")
         main()
