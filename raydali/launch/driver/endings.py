@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ray
 
+import raydali
 from raydali.errors import TrainingError, UsageError
 from raydali.launch.driver.cluster import call_on_nodes
 from raydali.run.events import WorkerAddress
@@ -19,6 +20,7 @@ from raydali.text import error_line, numbered
 
 POLL_SECONDS = 10.0
 """Timeout of the task that reads the log of the process on its node."""
+_PACKAGE = Path(raydali.__file__).parent
 _CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: (.+)")
 
 
@@ -97,7 +99,8 @@ def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
     if isinstance(error, RayError | ChildProcessError):
         what = f"Ray failed on the driver's node ({text})"
     else:
-        frame = [each for each in traceback.extract_tb(error.__traceback__) if "raydali" in each.filename][-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = [each for each in frames if Path(each.filename).is_relative_to(_PACKAGE)][-1]
         what = f"the driver failed ({text}, {Path(frame.filename).name}:{frame.lineno})"
     return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
 

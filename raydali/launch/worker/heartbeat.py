@@ -6,17 +6,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from raydali.host import start_clock
 from raydali.host.cpu_times import load
 from raydali.host.processes import start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
+from raydali.train import worker
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"
-_COLLECTIVES = str(Path("raydali", "train", "worker.py"))
+_COLLECTIVES = worker.__file__
 """The source file of the calls in which ranks wait for each other, outside a backward pass."""
 
 
@@ -74,5 +74,5 @@ class HeartbeatThread:
         ours = [each for each in frames if _LIBRARIES not in each.filename] or frames
         # The innermost frame is shown even if it is in a library: it may be a collective or a read.
         shown = [*ours[-_SHOWN_FRAMES:], *([frames[-1]] if frames and frames[-1] not in ours else [])]
-        waits = any(each.filename.endswith(_COLLECTIVES) for each in frames)
+        waits = any(each.filename == _COLLECTIVES for each in frames)
         return "".join(traceback.format_list(shown)), waits

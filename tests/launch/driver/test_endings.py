@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from raydali.data.sources.reading import with_retry
 from raydali.errors import TrainingError, UsageError
-from raydali.launch.driver.endings import final_error, resume_hint
+from raydali.launch.driver.endings import driver_error, final_error, resume_hint
 from raydali.run.messages import WorkerError
 from tests.support.checkpoint_stores import save
 from tests.support.messages import mentions
@@ -47,3 +50,14 @@ def test_an_interrupted_run_says_whether_anything_was_saved(tmp_path: Path) -> N
     assert mentions(resume_hint(folder), "before first checkpoint nothing saved")
     save(folder, 3)
     assert "--name pets" in resume_hint(folder)
+
+
+def test_an_unexpected_error_names_the_last_place_in_the_package(tmp_path: Path) -> None:
+    """Other packages may lie below a folder of the same name, as in a clone with its environment."""
+    library: dict[str, Any] = {}
+    exec(
+        compile("def fail(): raise KeyError('x')", str(tmp_path / "raydali" / ".venv" / "library.py"), "exec"), library
+    )
+    with pytest.raises(KeyError) as raised:
+        with_retry(library["fail"], "a storage")
+    assert "reading.py:" in str(driver_error(raised.value, folder_of(tmp_path, "pets")))
