@@ -1,4 +1,4 @@
-"""A supervised child process that calls functions for this one, and may die in it: of a file that kills its decoder.
+"""Runs functions in a child process, whose crash or endless call does not end this one.
 
 It is a fresh interpreter, not a fork: it has no threads, no locks and no GPU of its parent, and does not import the
 parent's main module. It ends with its parent.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,11 +50,12 @@ class Child:
     """A child process, started by the first call, and again by the first one after its death. One thread uses it.
 
     Args:
+        name: what it is, in messages, such as "decoder".
         seconds: how long a call may take.
     """
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, name: str, seconds: float = SECONDS) -> None:
+        self._name, self._seconds = name, seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
@@ -70,13 +72,13 @@ class Child:
             _send(self._channel, *_packed((function.__module__, function.__qualname__, args)))
             if not self._channel.poll(self._seconds):
                 self.close()
-                raise ChildDiedError(f"the decoder did not end within {self._seconds:g} s")
+                raise ChildDiedError(f"the {self._name} did not end within {self._seconds:g} s")
             error, result = _received(self._channel)
         except (EOFError, ConnectionError) as lost:
             code = self._process.wait()
             self.close()
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            died = ChildDiedError(f"the decoder's process was ended by it ({cause})")
+            died = ChildDiedError(f"the {self._name}'s process has ended ({cause})")
             died.signal = max(0, -code)
             raise died from lost
         if error is not None:
@@ -99,6 +101,11 @@ class Child:
         RUNNING.add(self._process.pid)
         self._channel = Connection(here.detach())
 
+    def kill(self) -> None:
+        """End the process from another thread: the call that is under way raises a ChildDiedError."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
@@ -114,13 +121,17 @@ class Children:
 
     Args:
         most: the largest number of processes.
+        name: see `Child`.
         seconds: how long a call may take.
     """
 
-    def __init__(self, most: int, seconds: float = SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, most: int, name: str, seconds: float = SECONDS) -> None:
+        self._name, self._seconds = name, seconds
         self._threads, self._local = ThreadPoolExecutor(max(1, most)), threading.local()
         self._all: list[Child] = []
+        owner = os.getpid()
+        # The exit of a process that was interrupted waits for these threads, before it calls functions of `atexit`.
+        threading._register_atexit(lambda: self.close() if os.getpid() == owner else None)  # type: ignore[attr-defined]
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R | Exception]:
         """Return the result of the function for each item, in order, or the error of `Child.call`."""
@@ -133,7 +144,7 @@ class Children:
     def _call(self, function: Callable[[T], R], item: T) -> R | Exception:
         child: Child | None = getattr(self._local, "child", None)
         if child is None:
-            child = self._local.child = Child(self._seconds)
+            child = self._local.child = Child(self._name, self._seconds)
             self._all.append(child)
         try:
             return child.call(function, item)
@@ -141,8 +152,12 @@ class Children:
             return error
 
     def close(self, function: Callable[..., Any] | None = None, *args: Any) -> None:
-        """End all processes, once they have done what is under way, and have called a function."""
-        self._threads.shutdown(cancel_futures=True)
+        """End all processes: at once, or when they have done what is under way, and have called a function."""
+        self._threads.shutdown(wait=function is not None, cancel_futures=True)
+        while any(thread.is_alive() for thread in self._threads._threads):  # again, since one may be starting
+            for child in self._all:
+                child.kill()
+            time.sleep(0.01)
         for child in self._all:
             if function is not None:
                 with suppress(Exception):
@@ -199,7 +214,8 @@ def _received(channel: Connection) -> tuple[Any, ...]:
 
 def serve(handle: int) -> None:
     """Call what the parent asks for, until it closes the channel."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent process ends this one
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
     channel = Connection(handle)
     with tempfile.TemporaryFile() as output:  # what decoders print must not reach the user's terminal

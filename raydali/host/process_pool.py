@@ -72,7 +72,7 @@ def in_processes(
     starts = range(0, samples, at_once)
     parts = (range(start, min(start + at_once, samples)) for start in starts)
     workers = min(workers, len(starts))
-    children, slow = Children(workers, PART_SECONDS * max(1, at_once / SAMPLES_AT_ONCE)), Child()
+    children, slow = Children(workers, "decoder", PART_SECONDS * max(1, at_once / SAMPLES_AT_ONCE)), Child("decoder")
     with TemporaryDirectory(prefix="raydali-") as folder:
 
         def results(part: range, found: _Found | Exception) -> Iterator[_Found]:

@@ -56,7 +56,7 @@ def test_a_run_goes_on_without_files_that_end_its_decoder(
         for row in events(run, "quarantine")
     }
     assert {of: each.path for of, each in found.items()} == paths
-    assert all("was ended by it (SIG" in each.reason for each in found.values())
+    assert all("has ended (SIG" in each.reason for each in found.values())
     losses = events(run, "failure", "replace")
     assert 1 <= len(losses) <= 2 and all("it crashed: SIG" in row["error"] for row in losses), losses
     assert {row["event"] for row in losses} == {"replace" if options == ["--workers", "2"] else "failure"}

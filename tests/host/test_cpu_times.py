@@ -44,7 +44,7 @@ def test_children_are_helpers() -> None:
 
 
 def test_children_that_call_functions_are_helpers() -> None:
-    child = Child()
+    child = Child("decoder")
     try:
         child.call(compute, 0.01)
         before = cpu_times()

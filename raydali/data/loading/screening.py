@@ -83,7 +83,7 @@ class Screening:
 
     def __init__(self, quarantine: Quarantine, gpu: int | None, threads: int) -> None:
         self._quarantine, self._gpu, self._threads = quarantine, gpu, threads
-        self._child = Child()
+        self._child = Child("decoder")
         self._decoded = deque[tuple[int, bytes]](maxlen=MAX_SUSPECTED)  # by this child process: ids and files
         self._failures = 0
         self._tried = np.zeros(len(quarantine.sound), np.bool_)

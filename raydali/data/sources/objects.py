@@ -81,7 +81,7 @@ def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
     if number not in _PROCESSES or len(parts) <= _TOGETHER:
         return _read(_make_cache, parts, _TOGETHER)
     groups = _split(parts, -(-len(parts) // number))
-    processes = _started.get(_key()) or _started.setdefault(_key(), Children(number))
+    processes = _started.get(_key()) or _started.setdefault(_key(), Children(number, "object reader"))
     answers = processes.map(_read_for_parent, [(_make_cache, group) for group in groups])
     return [*chain.from_iterable(map(_contents, groups, answers))]
 

@@ -108,7 +108,7 @@ def decoded_pixels(data: bytes) -> Pixels:
 # For each process, since a forked one must not use its parent's children.
 @cache
 def _children(_process: int) -> Children:
-    return Children(min(usable_cores(), _MOST_CHILDREN))
+    return Children(min(usable_cores(), _MOST_CHILDREN), "decoder")
 
 
 def _decoded_here(data: bytes) -> Image.Image:

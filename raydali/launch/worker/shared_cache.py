@@ -39,14 +39,14 @@ def shared_cache(
         return
     token = bytes.fromhex(worker.from_first(secrets.token_hex(16)))
     entries: Entries | None = None
-    server, port, fault = Child(), 0, ""
+    server, port, fault = Child("cache server"), 0, ""
     try:
         entries = Entries(CacheOption.parse(option))
         port = server.call(serve, entries.folder, entries.limit, address, token)
     except OSError as error:
         fault = not_permitted(error) or error.strerror or str(error)
-    except ChildDiedError:
-        fault = "its server has ended"
+    except ChildDiedError as died:
+        fault = str(died)
     earlier = [] if entries is None else entries.groups()
     members = worker.exchange([entries.node if entries else "", address, port, earlier])
     faults = worker.exchange([worker.node, fault])

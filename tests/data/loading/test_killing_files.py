@@ -82,7 +82,7 @@ def kill_with(source_root: Path) -> tuple[LabeledFiles, list[int]]:
 def test_dali_gets_no_file_that_ends_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or that its decoder does not return from: a failed thread of DALI may leave the others waiting for ever."""
     let_killers_through(monkeypatch.setattr)
-    monkeypatch.setattr(screening, "Child", partial(Child, 30.0))
+    monkeypatch.setattr(screening, "Child", partial(Child, seconds=30.0))
     source, expected = kill_with(tmp_path)
     quarantine, seen = Quarantine(SAMPLES, seed=3), list[int]()
     quarantine.in_flight_at_death = {*range(15, 25), *range(105, 120)}
@@ -131,7 +131,7 @@ def assert_found(quarantine: Quarantine, source: LabeledFiles, *other_reasons: s
     assert {*quarantine.known} == {*KILLERS}
     for id, broken in quarantine.known.items():
         assert broken.path == source.path(id) and broken.replaced_by is not None
-        assert any(reason in broken.reason for reason in ("was ended by it (SIG", *other_reasons)), broken.reason
+        assert any(reason in broken.reason for reason in ("has ended (SIG", *other_reasons)), broken.reason
 
 
 def test_a_worker_process_that_dies_for_another_reason_is_an_error(

@@ -47,7 +47,7 @@ class Node:
 
     def __init__(self, folder: Path, size: int, token: bytes) -> None:
         self.entries = Entries(CacheOption(str(folder), size))
-        self.server = Child()
+        self.server = Child("cache server")
         self.port = self.server.call(serve, str(folder), size, "127.0.0.1", token)
         self.make: Callable[[], NodeCache]
         self.cache: NodeCache

@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    used = Child()
+    used = Child("decoder")
     yield used
     used.close()
 
