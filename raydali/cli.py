@@ -39,6 +39,7 @@ from raydali.commands.report import Report
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import CommandError, DataError, StorageAway, UsageError
+from raydali.host.standard_streams import outlive_readers
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
 from raydali.output import mark_warnings, one_sentence, parse_options, require_docstrings
@@ -76,6 +77,7 @@ COMMANDS = {
 def main(args: Sequence[str] | None = None) -> None:
     """Parse the command line, run the subcommand and leave with its exit code."""
     given = sys.argv[1:] if args is None else list(args)
+    outlive_readers()
     mark_warnings()
     if given == ["--version"]:
         from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Handling of SIGINT and SIGTERM: raise KeyboardInterrupt, delay them, or request the end of a run."""
+"""Handling of SIGINT, SIGTERM and SIGHUP: raise KeyboardInterrupt, delay them, or request the end of a run."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HARD_EXIT_AT = 3
 """The number of the signal that ends the process at once."""
 SAME_SECONDS = 0.2
@@ -15,18 +15,19 @@ SAME_SECONDS = 0.2
 
 
 def raise_on_signals() -> None:
-    """Make SIGINT and SIGTERM raise KeyboardInterrupt, even if they were ignored."""
+    """Make these signals raise KeyboardInterrupt, SIGINT and SIGTERM even if they were ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     for number in SIGNALS:
-        signal.signal(number, interrupt)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, interrupt)
 
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the `with` block.
+    """Delay these signals until the end of the `with` block.
 
     This is for writes to object stores: a stream commits when it is closed, so an exception in between would leave an
     incomplete object.
@@ -67,23 +68,23 @@ class Interrupt:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Treat SIGINT and SIGTERM in the `with` block as requests; the third signal ends the process at once."""
+        """Treat these signals in the `with` block as requests; the third one ends the process at once."""
         with _handled_by(self._signal):
             yield
 
-    def _signal(self, *_: object) -> None:
+    def _signal(self, number: int, _: object) -> None:
         now = time.monotonic()
         if now - self._last_signal < SAME_SECONDS:
             return
         self._last_signal = now
-        self.request()
+        self.request("interrupted, since its terminal was closed" if number == signal.SIGHUP else "interrupted")
         if self._times >= HARD_EXIT_AT:
             os._exit(130)
 
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Install a handler for both signals. Do nothing outside the main thread: only this one handles signals."""
+    """Install a handler for these signals. Do nothing outside the main thread: only this one handles signals."""
     with ExitStack() as restored:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:

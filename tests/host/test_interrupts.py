@@ -1,5 +1,6 @@
-"""SIGINT and SIGTERM at any moment: nothing half-written, and a run is asked to end."""
+"""SIGINT, SIGTERM and SIGHUP at any moment: nothing half-written, and a run is asked to end."""
 
+import os
 import random
 import signal
 import subprocess
@@ -111,3 +112,39 @@ def test_what_is_deferred_is_done_first() -> None:
     assert done == ["the write"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+HANGUP = """
+import sys
+from raydali.host.interrupts import raise_on_signals
+raise_on_signals()
+print("ready", flush=True)
+try:
+    sys.stdin.readline()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_hangup_interrupts_unless_it_was_ignored_at_the_start(nohup: bool) -> None:
+    command = [*(["nohup"] if nohup else []), sys.executable, "-c", HANGUP]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGHUP)
+            if not nohup:
+                assert process.stdout.readline() == "interrupted\n"
+            assert process.communicate("\n", timeout=60)[0] == "" and process.returncode == 0
+        finally:
+            process.kill()
+
+
+def test_the_end_of_a_terminal_is_the_reason_of_an_interrupt() -> None:
+    interrupt, before = Interrupt(), signal.signal(signal.SIGHUP, lambda *_: None)
+    with interrupt.on_signals():
+        signal.raise_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+    assert interrupt.requested() and "terminal" in interrupt.why

@@ -22,6 +22,8 @@ from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import StartError, SupersededError, TrainingError, UsageError
 from raydali.host import start_clock
+from raydali.host.background import Background
+from raydali.host.standard_streams import outlive_readers
 from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
@@ -153,9 +155,10 @@ def _without_auto(args: list[str]) -> list[str]:
 def run_main(main: Callable[[], None]) -> None:
     """Run a job's main function and leave with its exit code.
 
-    It can import modules in the current folder, as Ray's workers can.
+    It can import modules in the current folder, as Ray's workers can. It never waits for the readers of its output.
     """
     sys.path.insert(0, str(Path.cwd()))
+    outlive_readers(Background("output"))
     try:
         require_docstrings()
         if PLAN in os.environ:

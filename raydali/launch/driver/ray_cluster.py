@@ -59,8 +59,8 @@ class ConnectedRay:
 def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[ConnectedRay]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
-    From then on SIGINT, even if a shell's background job ignores it, and SIGTERM, which `ray job stop` sends, raise
-    KeyboardInterrupt.
+    From then on SIGINT, even if a shell's background job ignores it, SIGTERM, which `ray job stop` sends, and SIGHUP,
+    unless `nohup` ignores it, raise KeyboardInterrupt.
 
     Args:
         options: give the number of workers.
