@@ -10,13 +10,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
-from queue import Queue
-from threading import Thread
 from typing import Any, Literal
 
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
+from raydali.host.background import Background
 from raydali.report.tensorboard import TensorBoard, scalars
 from raydali.run.folder import RunFolder
 from raydali.text import printable
@@ -143,11 +143,12 @@ def tracked(
     trackers: dict[str, Tracker] = {}
     board = TensorBoard(folder)
 
-    def work() -> None:
-        while (record := records.get()) is not None:
-            attempt("TensorBoard's file", board.epoch, record)
-            for name, tracker in trackers.items():
-                attempt(name, tracker.epoch, record)
+    def epoch(record: Record) -> None:
+        attempt("TensorBoard's file", board.epoch, record)
+        for name, tracker in trackers.items():
+            attempt(name, tracker.epoch, record)
+
+    def end() -> None:
         for name, tracker in reversed(trackers.items()):
             attempt(name, tracker.end, how)
 
@@ -158,10 +159,8 @@ def tracked(
             warn(f"{name} did not receive an epoch or the end: {type(error).__name__}: {reason(error)}")
 
     how: End = "failed"
-    records: Queue[Record | None] = Queue()
     # On a thread of their own: they may retry for minutes, while the driver must supervise the run.
-    worker = Thread(target=work, daemon=True, name="trackers")
-    worker.start()
+    background = Background("trackers")
     try:
         for name in names:
             try:
@@ -174,14 +173,13 @@ def tracked(
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id
                 folder.write_json(IDS, ids)
-        yield records.put
+        yield lambda record: background.calls.put(partial(epoch, record))
         how = "finished"
     except KeyboardInterrupt:
         how = "interrupted"
         raise
     finally:
-        records.put(None)
-        worker.join(END_SECONDS)
-        if worker.is_alive():
+        background.calls.put(end)
+        if not background.done().wait(END_SECONDS):
             late = ", ".join(["TensorBoard", *names])
             warn(f"{late} did not receive everything within {END_SECONDS:g} s after the end")

@@ -78,7 +78,8 @@ def train_in_workers(
     except SupersededError:
         raise
     except KeyboardInterrupt:
-        event, error = events.RunInterrupted(why=interrupt.why), KeyboardInterrupt(resume_hint(folder))
+        event, error = events.RunInterrupted(why=interrupt.why), KeyboardInterrupt(interrupt.why)
+        recorder.background.calls.put(lambda: setattr(error, "args", (resume_hint(folder),)))
     except Exception as stopped:  # if nobody has stopped the run, of Ray: one of its processes has died on this node
         error = stopped if driver.stop_reason is not None else driver_error(stopped, folder)
         event = events.RunStopped(error=error_line(error), why=driver.stop_reason)
@@ -168,8 +169,9 @@ class Driver:
         """
         self._show_warnings(at_end=True)
         self._ledger.released(self._group, finished=isinstance(end, events.RunFinished))
-        lines = self._ledger.write()
+        lines = self._ledger.publish()
         self._recorder.event(end, time.time())
+        self._recorder.finish(self._interrupt.again)
         return lines
 
     def _wait_for_room(self) -> int:
@@ -214,7 +216,7 @@ class Driver:
             if line := group.start_line(time.monotonic()):
                 self._console.print(line)
             self._grow(group)
-            if time.monotonic() - began < messages.HEARTBEAT_SECONDS:  # or newer heartbeats wait: the storage is slow
+            if time.monotonic() - began < messages.HEARTBEAT_SECONDS:  # or newer heartbeats wait
                 self._end_hangs(group)
         self._take_messages()  # those that its workers have sent before its end
         if any(error.final for error in group.errors):
@@ -283,7 +285,7 @@ class Driver:
         if not (self._group is not None and self._group.is_training) and self._policy.take_back():
             self._console.print("the other nodes do not suffice any more: those that were left out are used again")
         self._waiting.poll()
-        self._recorder.report.poll()
+        self._recorder.poll()
         self._ledger.poll(self._group)
         self._show_warnings()
         if time.monotonic() >= self._own_node_at:
@@ -369,7 +371,7 @@ class Driver:
             trainer.remove_places()
         elif stuck := group.watch.stuck():
             group.hung |= {(each.node_id, each.pid) for each in stuck}
-            hang_detection.kill(stuck)  # before the storage is written to, which may take long
+            hang_detection.kill(stuck)
             self._take(events.Hang(starting=not group.is_training, ranks=stuck), time.time())
 
 

@@ -1,13 +1,17 @@
-"""Records what happens to a run: in `events.jsonl`, in `report.html`, for Prometheus and for trackers."""
+"""Records what happens to a run: in its folder, for Prometheus and for trackers."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from raydali.host.background import Background
 from raydali.report.html.live import LiveReport
 from raydali.run.events import Event, Quarantined, Started
-from raydali.run.folder import EVENTS, RunFolder
-from raydali.run.ledger import PARTS
+from raydali.run.folder import EVENTS, REPORT, RunFolder
+from raydali.run.ledger import LEDGER, PARTS
 from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
 from raydali.text import numbered
 
@@ -24,6 +28,8 @@ LEDGER_GAUGES = {
 HELD = "raydali_held_worker_seconds"
 GATHER_SECONDS = 1.0
 """Delay before a warning is shown, to collect all ranks that gave it."""
+END_SECONDS = 60.0
+"""How long a driver that ends waits for a storage that does not answer."""
 MAX_LINES = 100
 """Limit of lines of warnings per run."""
 
@@ -66,7 +72,7 @@ class RunMetrics:
 
 
 class RunRecorder:
-    """Records events and epochs.
+    """Records events, epochs and the ledger. A thread writes the files, since the storage may not answer for minutes.
 
     Args:
         folder: the run's.
@@ -74,14 +80,18 @@ class RunRecorder:
         warn: takes a line for the console.
 
     Attributes:
-        report: the page, which must be polled.
+        background: the thread.
+        report: the page, which belongs to the thread until `finish`.
     """
 
     def __init__(
         self, folder: RunFolder, track: Callable[[Mapping[str, Any]], None], warn: Callable[[str], None]
     ) -> None:
         self._folder, self._track, self._warn = folder, track, warn
+        self.background = Background("recorder")
         self.report, self._metrics = LiveReport(folder, warn), RunMetrics(folder.name)
+        self._ledger: Mapping[str, Any] = {}
+        self._written_ledger: Mapping[str, Any] = self._ledger
         self._unwritten: list[dict[str, Any]] = []
 
     def event(self, event: Event, at: float) -> None:
@@ -91,8 +101,10 @@ class RunRecorder:
             event: the event.
             at: its time, in seconds since 1970; what the driver does about an earlier one may take seconds.
         """
-        row = {"time": round(at, 3), **event.row()}
         self._metrics.count(event)
+        self.background.calls.put(partial(self._write_event, {"time": round(at, 3), **event.row()}))
+
+    def _write_event(self, row: dict[str, Any]) -> None:
         self.report.event(row)
         self._unwritten.append(row)
         try:
@@ -105,11 +117,43 @@ class RunRecorder:
     def ledger(self, summary: Mapping[str, Any]) -> None:
         """Publish the ledger of the run."""
         self._metrics.ledger(summary)
+        self._ledger = summary
+        self.background.calls.put(self._write_ledger)
+
+    def _write_ledger(self) -> None:
+        """Write the ledger, or if it is written, set the time of its file, as a sign of life."""
+        before, self._written_ledger = self._written_ledger, self._ledger
+        with suppress(OSError):  # the next write has it; an object store has no file whose time can be set
+            if self._written_ledger is before:
+                os.utime(self._folder.path(LEDGER))
+            else:
+                self._folder.write_json(LEDGER, self._written_ledger)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
         self._track(record)
-        self.report.epoch(record)
+        self.background.calls.put(partial(self.report.epoch, record))
+
+    def poll(self) -> None:
+        """Keep the page up to date, and give a sign of life; must be called often.
+
+        Raises:
+            SupersededError: another driver has taken over the run.
+        """
+        if self.background.error is not None:
+            raise self.background.error
+        if self.background.calls.empty():  # or the storage does not answer
+            self.background.calls.put(self._write_ledger)
+            self.background.calls.put(self.report.poll)
+
+    def finish(self, leaves: Callable[[], bool]) -> None:
+        """Wait until everything is written, for a minute or until the driver leaves. The errors are those of `poll`."""
+        done, until = self.background.done(), time.monotonic() + END_SECONDS
+        while not done.wait(0.2):
+            if leaves() or time.monotonic() > until:
+                self._warn(f"{self._folder} does not answer: {EVENTS}, {REPORT} and {LEDGER} lack what is new")
+                break
+        self.poll()
 
 
 class WorkerWarnings:

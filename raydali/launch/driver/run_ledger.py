@@ -1,10 +1,9 @@
-"""The driver's ledger of its run: when it held workers, what they report, and `ledger.json`, which it keeps up to date.
+"""The driver's ledger of its run: when it held workers, and what they report; recorder.py writes `ledger.json`.
 
 The modification time of a local `ledger.json` is the driver's last sign of life: a later driver takes it for the end of
 a group whose driver died. On an object store this is the time of the last write.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,18 +17,18 @@ from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.ledger import LEDGER, Held, Ledger, describe, group_id
 from raydali.run.messages import EpochEnded, Message
 
-WRITE_SECONDS = 5.0
-"""Interval of writing the file, and of publishing it: Ray drops a metric that was not set for 20 s."""
+PUBLISH_SECONDS = 5.0
+"""Interval of publishing it: Ray drops a metric that was not set for 20 s."""
 
 
 class RunLedger:
-    """The ledger of a run, and its file.
+    """The ledger of a run.
 
     Args:
         folder: the run's.
         driver: the id of this driver's attempt.
         price: see `--price`.
-        publish: takes the contents of the file when they are written.
+        publish: takes the contents of the file.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class RunLedger:
     ) -> None:
         self._folder, self._driver, self._price, self._publish = folder, driver, price, publish
         self._held: Held | None = None
-        self._restarts, self._write_at = False, 0.0
+        self._restarts, self._publish_at = False, 0.0
         self._ledger = self._read()
         # The command began the waiting, unless an earlier driver of this process has.
         released = [group.released or 0.0 for group in self._ledger.groups]
@@ -69,7 +68,7 @@ class RunLedger:
         )
         self._restarts = True
         self._ledger.groups.append(self._held)
-        self.write()
+        self.publish()
 
     def released(self, group: WorkerGroup | None, *, finished: bool = False) -> None:
         """Note that a group, if there is one, has ended; `finished`: with the run."""
@@ -77,7 +76,7 @@ class RunLedger:
             self._held.saved = finished or group.has_left
             self._held.released = self._free_since = time.time()
             self._held = None
-            self.write()
+            self.publish()
 
     def take(self, message: Message, at: float) -> None:
         """Take a message of the workers, which arrived at this time."""
@@ -89,28 +88,24 @@ class RunLedger:
             self._ledger.take_back(message.step)
         if isinstance(message, Started):
             self._held.start(at, message.phases)
-            self.write()
+            self.publish()
         if isinstance(message, CeilingMeasured):
             self._held.measured += message.rehearsal_seconds
         if isinstance(message, Rehearsed) and message.ceiling_images_per_second:
             self._ledger.ceilings[self._held.workers] = message.ceiling_images_per_second
 
     def poll(self, group: WorkerGroup | None) -> None:
-        """Give a sign of life, and write the file if it is time to."""
+        """Publish the ledger if it is time to."""
         if self._held is None or group is None:
             return
         if len(group.joules) == group.workers:
             self._held.joules = sum(group.joules.values())
-        with suppress(OSError):  # an object store has no such file
-            os.utime(self._folder.path(LEDGER))
-        if time.monotonic() >= self._write_at:
-            self.write()
+        if time.monotonic() >= self._publish_at:
+            self.publish()
 
-    def write(self) -> list[str]:
-        """Write the file; return two lines for the console, none if no worker was held."""
+    def publish(self) -> list[str]:
+        """Publish the ledger; return two lines for the console, none if no worker was held."""
         summary = self._ledger.summary(time.time(), self._price)
-        with suppress(OSError):  # the next write has it
-            self._folder.write_json(LEDGER, summary)
         self._publish(summary)
-        self._write_at = time.monotonic() + WRITE_SECONDS
+        self._publish_at = time.monotonic() + PUBLISH_SECONDS
         return describe(summary) if self._ledger.groups else []

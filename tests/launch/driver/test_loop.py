@@ -1,5 +1,6 @@
 """The driver's loop over worker groups, on a channel and a cluster that the test plays."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from raydali.errors import TrainingError
+from raydali.errors import SupersededError, TrainingError
 from raydali.host.interrupts import Interrupt
 from raydali.launch.driver import loop, recorder, restart_policy, room
 from raydali.launch.driver.cluster import Cluster
@@ -18,7 +19,10 @@ from raydali.launch.driver.recorder import RunRecorder
 from raydali.launch.options import LaunchOptions
 from raydali.launch.trainer import GroupEnd, fit
 from raydali.report.console import Console
+from raydali.run.attempt import ATTEMPT, Attempt
 from raydali.run.events import Failure, Left, Preemption, Resumed, Started
+from raydali.run.folder import EVENTS, REPORT
+from raydali.run.ledger import LEDGER
 from raydali.run.messages import Heartbeat, Message, Progress, WorkerError
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of
@@ -43,7 +47,7 @@ class Play:
     def __init__(
         self, path: Path, max_failures: int = -1, workers: tuple[int, int] = (2, 2), *, own: bool = True
     ) -> None:
-        self.folder = folder_of(path)
+        self.folder = Attempt().fenced(folder_of(path))
         self.nodes = {"a": ((4.0, 0.0), (4.0, 0.0))}
         self.starts: list[int] = []
         self.requests: list[int] = []
@@ -54,7 +58,7 @@ class Play:
         self._interrupt = Interrupt()
         options = LaunchOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
         task: Any = MagicMock(options=options, folder=self.folder, channel=self)
-        records = RunRecorder(self.folder, print, print)
+        self.recorder = records = RunRecorder(self.folder, print, print)
         placement = Placement(*workers, 1, False, workers[1])
         cluster = ConnectedRay(self.look, own=own)
         self.driver = Driver(task, placement, cluster, Console(), records, self._interrupt)
@@ -69,6 +73,8 @@ class Play:
             self.driver.train()
         except KeyboardInterrupt:
             raise WasInterruptedError from None
+        finally:
+            self.recorder.finish(lambda: False)
 
     # The channel.
 
@@ -135,6 +141,32 @@ def test_groups_follow_each_other_until_the_run_is_finished(tmp_path: Path) -> N
     play.train(started(0), KILLED, "not placed", started(3), Preemption(ranks=[0], error="left"), "finished")
     assert play.starts == [2, 2, 2, 2]
     assert [row["event"] for row in play.folder.rows("events.jsonl")] == ["resume", "failure", "resume", "preemption"]
+
+
+def test_a_storage_that_does_not_answer_holds_up_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What happens meanwhile is written in order once it answers; a driver that must leave does not wait."""
+    play = Play(tmp_path)
+    pipe, aside = Path(play.folder.path(ATTEMPT)), tmp_path / "aside"
+    os.mkfifo(pipe)  # each write reads this file first: a pipe that nobody writes to answers never, as a lost server
+
+    def answer() -> None:
+        play.recorder.finish(lambda: True)
+        assert mentions(capsys.readouterr().out, f"{play.folder} {EVENTS} {REPORT} {LEDGER}")
+        assert play.starts == [2, 2, 2] and not play.folder.exists(EVENTS)
+        pipe.rename(aside)
+        aside.open("wb").close()
+
+    play.train([started(0, Started)], KILLED, started(3), KILLED, started(5), answer, "finished")
+    kinds = [row["event"] for row in play.folder.rows("events.jsonl")]
+    assert kinds == ["start", "failure", "resume", "failure", "resume"]
+    assert len(play.folder.read_json(LEDGER)["groups"]) == 3
+
+
+def test_a_driver_ends_once_another_one_has_taken_over(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    Attempt().take(play.folder)
+    with pytest.raises(SupersededError):
+        play.train(started(0, Started), *[None] * 1000)
 
 
 def test_after_a_pause_the_next_group_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
