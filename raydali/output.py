@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import fields
-from io import StringIO, TextIOWrapper
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, TypeVar, cast
@@ -32,13 +32,7 @@ WIDTH_IN_FILES = 200
 
 
 def mark_warnings() -> None:
-    """Print log warnings on standard error, prefixed with "warning: ", unless a handler takes them.
-
-    What the encoding of the terminal lacks is escaped.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    """Print log warnings on standard error, prefixed with "warning: ", unless a handler takes them."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable("warning: %(message)s"))
 

@@ -46,6 +46,8 @@ class _Output(io.FileIO):
 def outlive_readers(background: Background | None = None) -> None:
     """Replace standard output and standard error, and streams that were closed when this process started.
 
+    What the encoding of the terminal lacks is escaped.
+
     Args:
         background: of a run, which nothing that it prints may hold up or end: it writes what can be written.
     """
@@ -60,6 +62,6 @@ def outlive_readers(background: Background | None = None) -> None:
         elif mode == "w" and stream is getattr(sys, f"__{name}__"):
             output = _Output(stream.fileno(), "w", closefd=False)
             output.background = background
-            setattr(sys, name, io.TextIOWrapper(output, stream.encoding, stream.errors, line_buffering=True))
+            setattr(sys, name, io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True))
     if background is not None:
         atexit.register(lambda: background.done().wait())
