@@ -155,16 +155,19 @@ def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) 
 def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Give each of the largest number of workers a full micro-batch.
 
-    A recipe gives the global batch instead, and the largest micro-batch: with more workers they get smaller ones.
+    A recipe gives the global batch instead, and the largest micro-batch: with more workers they get smaller ones. A
+    resume may divide the micro-batches with which the run began, and keeps its order.
     """
     workers = facts.workers[1] if facts.workers else (options.worker_range or (1, 1))[1]
     size = options.global_batch_size or kept.get("global_batch_size")
     if size is None:
         return {"global_batch_size": options.batch_size * workers} if facts.workers else {}
+    batch_size, began = options.batch_size, kept.get("order_batch_size") or kept.get("batch_size")
     recipe = getattr(options, "recipe", None)
-    if recipe is None or options.batch_size != (most := find_recipe(recipe).settings.batch_size):
-        return {"global_batch_size": size}
-    return {"global_batch_size": size, "batch_size": kept.get("batch_size") or micro_batch(size, most, workers)}
+    if recipe is not None and batch_size == find_recipe(recipe).settings.batch_size:
+        batch_size = began or micro_batch(size, batch_size, workers)
+    order = None if began == batch_size else began
+    return {"global_batch_size": size, "batch_size": batch_size, "order_batch_size": order}
 
 
 def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:

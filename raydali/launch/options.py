@@ -38,6 +38,7 @@ PLACEMENT_OPTIONS = {
     "hw_decoder_load",
     "largest_image",
     "weights",
+    "order_batch_size",
 }
 """Options that a resume may change freely: they decide where it runs, not what it computes."""
 MAX_PROFILED = 200
@@ -76,7 +77,9 @@ class LaunchOptions:
     """Number of passes over the training samples."""
     batch_size: Annotated[int, AT_LEAST_1] = 256
     """Samples per micro-batch, which a device processes at once; auto: the most that fit into a GPU's memory, less a
-    margin of 8 %, which takes two short runs to find. A resume keeps it."""
+    margin of 8 %, which takes two short runs to find. A resume may divide it, for more workers."""
+    order_batch_size: tyro.conf.Suppress[tyro.conf.Fixed[int | None]] = None
+    """Not an option: the batch size with which the run began, if a resume has divided it. The order depends on it."""
     global_batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Samples per optimizer step, over all workers. Default: --batch-size times the maximum number of workers."""
     seed: int = 0
@@ -205,6 +208,7 @@ class LaunchOptions:
             shuffle_window=self.shuffle_window or 0,
             shuffle_apart=self.shuffle_apart or False,
             repeats=self.repeats,
+            order_batch_size=self.order_batch_size,
         )
 
 

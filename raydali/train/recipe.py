@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from raydali.data.stream.stream import largest_divisor
 from raydali.errors import UsageError
 from raydali.train.learning_rates import OptimizerName
 
@@ -369,5 +370,4 @@ def micro_batch(global_batch_size: int, most: int, workers: int) -> int:
 
     With more workers than samples it is 1, which the stream refuses.
     """
-    most = max(1, min(most, global_batch_size // workers))
-    return next(size for size in range(most, 0, -1) if global_batch_size % size == 0)
+    return largest_divisor(global_batch_size, max(1, min(most, global_batch_size // workers)))

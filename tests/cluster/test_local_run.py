@@ -132,6 +132,39 @@ def test_killed_runs_resume_exactly_on_other_workers(home: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_run_of_one_worker_grows_and_shrinks_in_mid_epoch(home: Path, tmp_path: Path) -> None:
+    """Its micro-batches are divided for 2 and 4 workers, and whole again for 1, in blocks of their own."""
+    env, folder, log = environment(home), RunFolder(str(tmp_path), "grown"), tmp_path / "log"
+    config = replace(DIGITS, epochs=12, global_batch_size=32, shuffle_block=10, shuffle_window=4, shuffle_apart=True)
+    options = ["--name", "grown", "--storage", str(tmp_path), "--trace-samples", "--checkpoint-every", "5"]
+    options += ["--epochs", "12", "--shuffle-block", "10", "--shuffle-window", "4", "--shuffle-apart", "--no-ceiling"]
+    for workers, until in ((1, 20), (2, 100), (4, 200)):
+        if workers == 2:
+            code, output = run_job(*options, "--workers", "2", "--batch-size", "32", env=env, log=log)
+            assert code == 2 and mentions(output, "2 workers 1 micro-batch (32 / 32) --batch-size 16"), output
+        given = "--workers", str(workers), "--batch-size", str(32 // workers)
+        process = start_job(*options, *given, env=env, log=log)
+        deadline = time.monotonic() + 600
+        try:
+            while committed(folder) < until:
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(240) == 130, log.read_text()
+        finally:
+            process.kill()
+        settings = folder.read_json("config.json")
+        assert settings["batch_size"] == 32 // workers
+        assert settings["order_batch_size"] == (None if workers == 1 else 32)
+    code, output = run_job(*options, "--workers", "1", "--batch-size", "32", env=env, log=log)
+    assert code == 0 and mentions(output, "batch_size 8 32 BatchNorm random"), output
+    assert_whole(folder, config.stream(1437))
+    changed = [event["changed"] for event in folder.rows("events.jsonl") if event["event"] == "settings"]
+    assert changed == [{"batch_size": [32, 16]}, {"batch_size": [16, 8]}, {"batch_size": [8, 32]}]
+    assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == list(range(12))
+
+
+@pytest.mark.slow
 def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
     env = environment(home)
     process = start_job("--epochs", "500", "--name", "long", "--storage", str(tmp_path), env=env, log=tmp_path / "log")

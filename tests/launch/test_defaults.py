@@ -230,6 +230,24 @@ def test_a_crop_of_less_than_half_of_the_side_is_warned_of() -> None:
         assert crop_warning(config) == ""
 
 
+def test_a_resume_may_divide_micro_batches_again_and_again() -> None:
+    """`config.json` keeps the size with which the run began, and what depends on the global batch stays."""
+    begun = resolve(Config(batch_size=32), {}, Facts(samples=100, workers=(1, 1)))
+    kept, orders = asdict(begun), []
+    del kept["order_batch_size"]  # a run of an earlier version
+    for workers, size in ((2, 16), (4, 8), (2, 16), (1, 32), (4, 8)):
+        facts = Facts(samples=100, workers=(workers, workers))
+        options = resolve(resolve(Config(batch_size=size), kept), kept, facts)
+        assert (options.batch_size, options.global_batch_size) == (size, 32)
+        assert resolve(options, asdict(options)) == options  # in a worker
+        assert options.stream(100).micro_batches_of(0, workers) == 1
+        kept = asdict(options)
+        orders.append(kept["order_batch_size"])
+    assert orders == [32, 32, 32, None, 32]
+    with pytest.raises(UsageError, match=mentioning("--batch-size 32 24 16")):
+        resolve(Config(batch_size=24, global_batch_size=96), kept).stream(100)
+
+
 SORTED = np.repeat(np.arange(40), 50)
 IN_BLOCKS = Config(name="run", epochs=1, batch_size=8, global_batch_size=64, shuffle_block=8)
 

@@ -133,12 +133,14 @@ class Stream:
             shuffled, `BlockPermutation`.
         shuffle_window: how many of these blocks are mixed, spread over the data; 0: 16, drawn from anywhere.
         shuffle_apart: whether the micro-batches of a step have blocks of their own, `ApartPermutation`.
+        order_batch_size: the batch size with which the run began, a multiple of batch_size. The order stays, and only
+            its cut into micro-batches changes. Default: batch_size.
         repeats: K. Above 1, epochs still have N samples, but each id comes K times in a cycle of K epochs, near each
             other and in K different global batches, see repeats.py. Blocks keep their order in all passes.
 
     Raises:
-        UsageError: a size below 1, G not a multiple of batch_size, fewer samples than G, a negative seed, block or
-            window; repeats of fewer than two global batches, or with `shuffle_apart`.
+        UsageError: a size below 1, G or order_batch_size not a multiple of batch_size, fewer samples than G, a negative
+            seed, block or window; repeats of fewer than two global batches, or with `shuffle_apart`.
     """
 
     samples: int
@@ -150,6 +152,7 @@ class Stream:
     shuffle_window: int = 0
     shuffle_apart: bool = False
     repeats: int = 1
+    order_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples", "epochs", "batch_size", "global_batch_size", "repeats"):
@@ -164,6 +167,11 @@ class Stream:
             raise UsageError(
                 f"global_batch_size must be a multiple of batch_size {self.batch_size}, not {self.global_batch_size}: "
                 f"try {-(-self.global_batch_size // self.batch_size) * self.batch_size}"
+            )
+        if (began := self.order_batch_size or self.batch_size) % self.batch_size:
+            raise UsageError(
+                f"--batch-size must divide {began}, with which the run began, not be {self.batch_size}: try "
+                f"{largest_divisor(began, self.batch_size)}"
             )
         if self.samples < self.global_batch_size:
             raise UsageError(
@@ -223,9 +231,11 @@ class Stream:
             UsageError: more ranks than micro-batches, since a rank without one would hold up the others.
         """
         if world_size > self.micro_batches_per_step:
+            size = largest_divisor(self.order_batch_size or self.batch_size, self.global_batch_size // world_size)
+            remedy = f"give --batch-size {size}" if size else "begin a run with a larger --global-batch-size"
             raise UsageError(
                 f"{plural(world_size, 'worker')} cannot share {plural(self.micro_batches_per_step, 'micro-batch')} "
-                f"({self.global_batch_size} / {self.batch_size}): lower --workers, or raise --global-batch-size"
+                f"({self.global_batch_size} / {self.batch_size}): lower --workers, or {remedy}"
             )
         return len(range(rank, self.micro_batches_per_step, world_size))
 
@@ -289,5 +299,10 @@ def _order(stream: Stream, cycle: int) -> EpochOrder:
     order = BlockPermutation(stream.samples, stream.shuffle_block, stream.seed, cycle, stream.shuffle_window)
     if not stream.shuffle_apart:
         return order
-    begin, lanes = cycle * stream.samples, stream.micro_batches_per_step
-    return ApartPermutation(order, stream.samples, begin, stream.batch_size, lanes)
+    begin, size = cycle * stream.samples, stream.order_batch_size or stream.batch_size
+    return ApartPermutation(order, stream.samples, begin, size, stream.global_batch_size // size)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`; 0 if `most` is below 1."""
+    return next((size for size in range(min(most, number), 0, -1) if number % size == 0), 0)

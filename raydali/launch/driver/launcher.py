@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 STREAM_SETTINGS = (
     "fingerprint",
     "epochs",
-    "batch_size",
     "global_batch_size",
     "seed",
     *SHUFFLE_OPTIONS,

@@ -61,7 +61,7 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     if stream.micro_batches_per_step % workers:
         raise UsageError(
             f"--sync-bn needs a number of workers that divides the {stream.micro_batches_per_step} micro-batches of a "
-            f"global batch, not {workers}: lower --workers, or raise --global-batch-size"
+            f"global batch, not {workers}: lower --workers or --batch-size"
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from json import dumps
 from typing import Any
 
+from raydali.data.stream.stream import largest_divisor
 from raydali.errors import UsageError
 from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.resume import previous_run
@@ -81,7 +82,7 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
     whole, size, fits = given.global_batch_size, given.batch_size, 0
     while True:
         if whole is not None:  # it is a whole number of micro-batches
-            size = next(each for each in range(min(size, whole), 0, -1) if whole % each == 0)
+            size = largest_divisor(whole, size)
         Console().print(f"--batch-size auto: trying {size}")
         try:
             with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS, ceiling=False) as folder:

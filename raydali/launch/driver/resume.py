@@ -12,6 +12,8 @@ from raydali.text import plural
 
 SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "exclude"
 """Options by which the same --data gives other samples or labels."""
+CONSEQUENCES = {"batch_size": ": steps keep their samples; BatchNorm's groups and random numbers change"}
+"""What else changes with a setting."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def changes(earlier: PreviousRun, settings: dict[str, Any], names: Collection[st
 
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return a phrase for each changed setting."""
-    return [f"{name} was {was!r}, now {now!r}" for name, (was, now) in changed.items()]
+    return [f"{name} was {was!r}, now {now!r}{CONSEQUENCES.get(name, '')}" for name, (was, now) in changed.items()]
 
 
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

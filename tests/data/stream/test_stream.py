@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,17 +87,18 @@ def consumed_by_ranks(stream: Stream, world_size: int, start: int, steps: int) -
 
 @given(streams(), st.data())
 def test_any_world_sizes_and_cuts_consume_the_same_stream(stream: Stream, data: st.DataObject) -> None:
-    world_sizes = st.integers(1, stream.micro_batches_per_step)
-    segments = data.draw(st.lists(st.tuples(world_sizes, st.integers(0, 8)), max_size=6))
-    segments.append((data.draw(world_sizes), stream.steps))  # the last one runs to the end
+    sizes = [size for size in range(1, stream.batch_size + 1) if stream.batch_size % size == 0]
+    segments = [*data.draw(st.lists(st.integers(0, 8), max_size=6)), stream.steps]  # the last one runs to the end
 
     consumed: list[Sample] = []
     saved = json.dumps(stream.state(0))
-    for world_size, steps in segments:
-        done = stream.steps_of(json.loads(saved))
+    for steps in segments:  # each of them may divide the micro-batches
+        cut = replace(stream, batch_size=data.draw(st.sampled_from(sizes)), order_batch_size=stream.batch_size)
+        world_size = data.draw(st.integers(1, cut.micro_batches_per_step))
+        done = cut.steps_of(json.loads(saved))
         now = min(steps, stream.steps - done)
-        consumed += consumed_by_ranks(stream, world_size, done, now)
-        saved = json.dumps(stream.state(done + now))
+        consumed += consumed_by_ranks(cut, world_size, done, now)
+        saved = json.dumps(cut.state(done + now))
 
     assert json.loads(saved)["samples_consumed"] == len(consumed)
     assert consumed == reference(stream)
@@ -106,6 +108,49 @@ def test_any_world_sizes_and_cuts_consume_the_same_stream(stream: Stream, data: 
     lost = everything - set(consumed)
     assert len(lost) == len(everything) - len(consumed) < stream.global_batch_size
     assert {epoch for epoch, _ in lost} <= {stream.epochs - 1}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        {"repeats": 3},
+        {"shuffle_block": 5},
+        {"shuffle_block": 5, "shuffle_window": 2, "repeats": 2},
+        {"shuffle_block": 5, "shuffle_window": 2, "shuffle_apart": True},
+    ],
+)
+def test_one_worker_becomes_two_and_four_and_one_in_mid_epoch(order: dict[str, Any]) -> None:
+    stream = Stream(samples=203, epochs=3, batch_size=16, global_batch_size=16, seed=3, **order)
+    due = {(batch.step, batch.index): batch for batch in stream.micro_batches(0, 1)}
+    trained = dict[int, list[MicroBatch]]()
+    for world_size, start, end in ((1, 0, 3), (2, 3, 8), (4, 8, 17), (1, 17, stream.steps)):
+        cut = replace(stream, batch_size=16 // world_size, order_batch_size=16)
+        for rank in range(world_size):
+            for batch in islice(cut.micro_batches(rank, world_size, start=start), end - start):
+                trained.setdefault(batch.step, []).append(batch)
+    assert len(trained) == len(due) == 38
+    for step, batches in trained.items():
+        whole = due[step, 0]
+        for name in ("ids", "epochs", "draw_keys"):
+            np.testing.assert_array_equal(
+                np.concatenate([getattr(each, name) for each in batches]), getattr(whole, name)
+            )
+
+
+def test_workers_that_a_smaller_batch_would_suffice_are_told_it() -> None:
+    stream = stream_of(samples=96, batch_size=24, global_batch_size=48)
+    for workers, size in ((3, 12), (4, 12), (5, 8), (48, 1)):
+        with pytest.raises(UsageError, match=mentioning(f"{workers} workers 48 24 --batch-size {size}")):
+            stream.micro_batches_of(0, workers)
+        replace(stream, batch_size=size, order_batch_size=24).micro_batches_of(0, workers)
+    with pytest.raises(UsageError, match=mentioning("49 workers 48 --global-batch-size")):
+        stream.micro_batches_of(0, 49)
+    divided = replace(stream, batch_size=4, order_batch_size=24)
+    with pytest.raises(UsageError, match=mentioning("16 workers 12 (48 / 4) --batch-size 3")):
+        divided.micro_batches_of(0, 16)
+    with pytest.raises(UsageError, match=mentioning("--batch-size 24 16 12")):
+        replace(stream, batch_size=16, order_batch_size=24)
 
 
 @given(streams(), st.data())

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.imagenet import DIGITS, JOB
 from raydali.errors import UsageError
-from raydali.launch.driver.launcher import launch
+from raydali.launch.driver.launcher import STREAM_SETTINGS, launch
 from raydali.launch.driver.plan import with_largest_batch
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.options import PLACEMENT_OPTIONS
@@ -98,6 +98,11 @@ def test_changes_are_told_as_json_keeps_them() -> None:
     earlier = PreviousRun({"area": [0.1, 1.0], "model": "a"}, finished=False)
     changed = changes(earlier, {"area": (0.1, 1.0), "model": "b"}, ["area", "model"])
     assert changed == {"model": ("a", "b")} and mentions("\n".join(describe_changes(changed)), "model 'a' 'b'")
+
+
+def test_a_divided_micro_batch_is_told_with_what_changes() -> None:
+    (line,) = describe_changes({"batch_size": (32, 16)})
+    assert mentions(line, "batch_size 32 16 samples BatchNorm random") and "batch_size" not in STREAM_SETTINGS
 
 
 def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:

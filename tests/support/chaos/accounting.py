@@ -88,7 +88,8 @@ class Samples:
 def due_and_trained(folder: RunFolder) -> tuple[Samples, Samples]:
     """Return the samples that a run has to train on, by its settings, and those that it trained on, by its trace."""
     settings = folder.read_json(CONFIG)
-    names = "samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block", "shuffle_apart"
+    names = ["samples", "epochs", "batch_size", "global_batch_size", "seed", "shuffle_block", "shuffle_apart"]
+    names.append("order_batch_size")
     stream = Stream(**{name: settings[name] for name in names}, shuffle_window=settings["shuffle_window"] or 0)
     batches = list(stream.micro_batches(0, 1))
     steps = np.repeat([batch.step for batch in batches], [len(batch.ids) for batch in batches])
