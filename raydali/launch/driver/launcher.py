@@ -20,7 +20,14 @@ from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
 from raydali.launch.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
-from raydali.launch.driver.option_checks import check, check_loader, crop_warning, tell_amplification, warnings_of
+from raydali.launch.driver.option_checks import (
+    check,
+    check_loader,
+    check_one_sample,
+    crop_warning,
+    tell_amplification,
+    warnings_of,
+)
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
@@ -108,6 +115,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         console.warn(warning)
     build = partial(job.build_model, options)
     check_freeze(options, build, classes)
+    check_one_sample(job, options, data)
     matched = None
     if weights is not None:
         from raydali.train.weights.matching import match
@@ -122,6 +130,8 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         facts = replace(facts, workers=(placement.minimum, placement.maximum), cpus=placement.cpus)
         before, options = options, resolve(given, kept, facts)
         check(options, samples, placement)
+        if options.batch_size != before.batch_size:  # a recipe's, for so many workers
+            check_one_sample(job, options, data)
         tell_amplification(before, options, facts, console.print, console.warn)
         for warning in warnings_of(options, placement, cluster, samples, labels, own=connected.own):
             console.warn(warning)

@@ -10,6 +10,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
@@ -150,6 +151,22 @@ def why_unfit(build: Callable[[], nn.Module], *shape: int) -> str:
         except Exception as error:  # a model of another package may raise anything
             return _first_sentence(error)
     return ""
+
+
+def has_one_value_per_channel(build: Callable[[], nn.Module], image: torch.Tensor) -> bool:
+    """Return whether a norm of a network in training refuses this image (C, ...) alone, since its map has one pixel.
+
+    The network is tried without memory, and if that fails on the CPU.
+    """
+    for device in ("meta", "cpu"):
+        with torch.device(device), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
+            network = build()
+            try:
+                getattr(network, "raw_outputs", network)(image[None].to(device))
+            except ValueError as error:  # of torch.nn.functional.batch_norm
+                return "more than 1 value per channel" in str(error)
+            return False
+    return False
 
 
 def _first_sentence(error: Exception) -> str:

@@ -1,16 +1,23 @@
-"""Warnings about options of a start: what an epoch of few global batches does not get."""
+"""Options of a start: what an epoch of few global batches does not get, and micro-batches of one sample."""
 
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobs import detection, imagenet, segmentation, video
+from raydali.errors import UsageError
+from raydali.launch.defaults import resolve
 from raydali.launch.driver.cluster import Cluster
-from raydali.launch.driver.option_checks import warnings_of
+from raydali.launch.driver.launcher import launch
+from raydali.launch.driver.option_checks import check_one_sample, warnings_of
 from raydali.launch.driver.placement import Placement
 from raydali.launch.options import LaunchOptions
-from tests.support.messages import mentions
+from raydali.report.console import Console
+from tests.support.messages import mentioning, mentions
 
 
 def warned(options: LaunchOptions, samples: int, workers: int) -> list[str]:
@@ -48,3 +55,55 @@ def test_epochs_of_fewer_than_two_steps_are_told(
 def test_two_steps_or_more_are_not_warned_of() -> None:
     assert not warned(LaunchOptions(batch_size=8, global_batch_size=16), 32, 2)
     assert not warned(LaunchOptions(batch_size=1, global_batch_size=2), 3, 2)  # there is nothing smaller
+
+
+SEGMENTER = "deeplabv3_mobilenet_v3_large"
+"""Its pooling branch has a BatchNorm on maps of 1x1, at any image size."""
+
+
+def one_sample_alone(job: Any, given: dict[str, Any]) -> None:
+    options = resolve(replace(job.JOB.demo, **given), {})
+    check_one_sample(job.JOB, replace(options, batch_size=1), job.open_data(options))
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "remedy"),
+    [
+        (segmentation, {"model": SEGMENTER}, "--batch-size 2"),
+        (imagenet, {"model": "resnet18", "global_batch_size": 9}, "--batch-size 3"),
+        (
+            imagenet,  # in later epochs alone
+            {"model": "resnet18", "image_size": "64:32@2-8", "resize_size": 64, "global_batch_size": 1},
+            "--batch-size 2 --global-batch-size 2",
+        ),
+        pytest.param(
+            *(detection, {"model": "ssdlite320_mobilenet_v3_large", "image_size": 320}, "--batch-size 2"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(video, {"model": "r3d_18", "image_size": 16, "resize_size": 16}, "--batch-size 2"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_batch_norm_of_one_value_is_known_before_the_start(job: Any, given: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(UsageError, match=mentioning(f"--batch-size 1 BatchNorm at least 2 {remedy}")):
+        one_sample_alone(job, given)
+
+
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [
+        (imagenet, {"model": "resnet18", "freeze": "(?!fc)"}),
+        (imagenet, {"model": "resnet18", "image_size": 64, "resize_size": 64}),
+        (segmentation, {}),
+    ],
+)
+def test_networks_without_such_a_batch_norm_take_one_sample(job: Any, given: dict[str, Any]) -> None:
+    one_sample_alone(job, given)
+
+
+def test_nothing_is_written_of_a_run_with_a_batch_norm_of_one_value(tmp_path: Path) -> None:
+    options = replace(segmentation.SHAPES, model=SEGMENTER, batch_size=1, name="run", storage=str(tmp_path))
+    with pytest.raises(UsageError, match=mentioning("--batch-size 1 2")):
+        launch(segmentation.JOB, options, Console())
+    assert not [*tmp_path.iterdir()]
