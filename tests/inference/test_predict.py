@@ -3,6 +3,7 @@
 import csv
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,10 +98,14 @@ def test_threads_sleep_while_they_wait(
     run: RunFolder, digits: list[Path], tmp_path: Path, given: dict[str, str], spins: str
 ) -> None:
     others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment = others | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose"} | given
+    environment = (
+        others | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose", "PYTHONPROFILEIMPORTTIME": "1"} | given
+    )
     command = [sys.executable, "-m", "raydali.cli", "predict", str(run), str(tmp_path / "digits"), "-o"]
     found = subprocess.run([*command, str(tmp_path / "p.csv")], env=environment, stderr=subprocess.PIPE, text=True)
     assert f"GOMP_SPINCOUNT = '{spins}'" in found.stderr
+    assert "torchvision.ops" in found.stderr
+    assert not re.search("torch._dynamo|sympy", found.stderr), "imports that take a quarter of the CPU time"
     assert paths(tmp_path / "p.csv") == names(digits)
 
 

@@ -225,7 +225,7 @@ class ValidationImages(ResizedImages, Images):
 
 def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["torch.Tensor", ...]:
     import torch
-    from torchvision.transforms.v2 import functional as F
+    from torchvision.transforms import functional as F
 
     return F.pil_to_tensor(image), torch.tensor(source.labels[id])
 

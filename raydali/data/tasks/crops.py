@@ -182,7 +182,7 @@ def resize_and_crop(image: Pixels, shorter: int, side: int, mode: Interpolation)
 def pillow_centre(image: "Image.Image", shorter: int, side: int, mode: Interpolation) -> "Image.Image":
     """Return the same by Pillow and torchvision; of a thin image only the centre is computed."""
     from PIL import Image
-    from torchvision.transforms.v2 import functional as F
+    from torchvision.transforms import functional as F
 
     if not _is_thin(image.size, shorter):
         resized = F.resize(image, [shorter], interpolation=F.InterpolationMode(mode))

@@ -191,7 +191,7 @@ class ValidationImages(Images):
             DataError: the image's size is not the annotated one.
         """
         import torch
-        from torchvision.transforms.v2 import functional as F
+        from torchvision.transforms import functional as F
 
         image, shape = _decoded(source, id)
         return F.pil_to_tensor(_pasted_into_square(image, self.image_size)), torch.from_numpy(shape)
@@ -228,7 +228,7 @@ def _resized_into_square(image: NDArray[np.uint8], side: int) -> NDArray[np.uint
 def _pasted_into_square(image: "Image.Image", side: int) -> "Image.Image":
     """Return the image in the middle of a square, resized by Pillow."""
     from PIL import Image
-    from torchvision.transforms.v2 import functional as F
+    from torchvision.transforms import functional as F
 
     small = fitted(np.array([image.height, image.width]), side)
     top, left = corners(small, side).tolist()

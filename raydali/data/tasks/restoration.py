@@ -153,7 +153,7 @@ class WholeImages(Pipeline[Files], DecoderSettings):
 
     def sample(self, source: Files, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return an image, decoded by Pillow."""
-        from torchvision.transforms.v2 import functional as F
+        from torchvision.transforms import functional as F
 
         from raydali.data.tasks.pillow import decoded
 
