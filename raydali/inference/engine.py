@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
@@ -196,12 +197,9 @@ def _import_torchvision() -> None:
     placeholder = ModuleType(name)
     vars(placeholder)["is_compile_supported"] = lambda device: import_module(name).is_compile_supported(device)
     sys.modules[name] = placeholder
-    try:
+    with suppress(ImportError):  # a version that needs more of it is imported as usual later
         import torchvision  # noqa: F401
-    except ImportError:  # a version that needs more of it is imported as usual later
-        pass
-    finally:
-        del sys.modules[name]
+    del sys.modules[name]
 
 
 def checked_inference(

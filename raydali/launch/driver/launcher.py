@@ -20,14 +20,7 @@ from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
 from raydali.launch.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
-from raydali.launch.driver.option_checks import (
-    check,
-    check_loader,
-    check_one_sample,
-    crop_warning,
-    tell_amplification,
-    warnings_of,
-)
+from raydali.launch.driver.option_checks import check, check_loader, crop_warning, tell_amplification, warnings_of
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
@@ -35,6 +28,7 @@ from raydali.launch.driver.starting_weights import (
     SHA256,
     check_freeze,
     check_imports,
+    check_one_sample,
     fine_tuning_line,
     model_facts,
     read_starting_weights,

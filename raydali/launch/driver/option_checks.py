@@ -3,16 +3,13 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.source import TrainAndVal, classes_of
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.stream.read_together import ReadTogether
 from raydali.data.tasks.classification import validation_size
-from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.settings import default_resize_size
 from raydali.errors import UsageError
 from raydali.extras import default_loader, require_dali, require_extra
@@ -21,12 +18,8 @@ from raydali.launch.defaults import HIGH_AMPLIFICATION, Facts, amplification
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import Placement
-from raydali.launch.job import Job
 from raydali.launch.options import LaunchOptions
 from raydali.text import plural
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def check_loader(options: LaunchOptions, tell: Callable[[str], None]) -> None:
@@ -70,43 +63,6 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
             f"--sync-bn needs a number of workers that divides the {stream.micro_batches_per_step} micro-batches of a "
             f"global batch, not {workers}: lower --workers or --batch-size"
         )
-
-
-def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[Any]) -> None:
-    """Check that the network can be trained on micro-batches of one sample, if they are that small.
-
-    Raises:
-        UsageError: a BatchNorm would get one value per channel, as of a map of 1x1, at the image size of some epoch.
-    """
-    if options.batch_size > 1 or options.sync_bn:
-        return
-    from raydali.train.finetuning import freeze
-    from raydali.train.models.classification import has_one_value_per_channel
-
-    def build() -> "nn.Module":
-        model = job.build_model(options, len(classes_of(data.train)))
-        network = job.network(model, options).train()
-        if (pattern := getattr(options, "freeze", None)) is not None:
-            freeze(model, pattern)
-        return network
-
-    whole = options.order_batch_size or options.global_batch_size or 2
-    size = next((size for size in range(2, whole + 1) if whole % size == 0), 2)
-    larger = f"--batch-size {size}" + (f" --global-batch-size {size}" if whole == 1 else "")
-    pipeline, tried = job.train_pipeline(options), list[Pipeline[Any]]()
-    for epoch in range(options.epochs):
-        if (of_epoch := pipeline.in_epoch(epoch)) in tried:
-            continue
-        tried.append(of_epoch)
-        try:
-            image = of_epoch.sample(data.train, 0, epoch)[0]
-        except Exception:  # the workers replace a sample that cannot be read
-            continue
-        if has_one_value_per_channel(build, image):
-            raise UsageError(
-                f"--batch-size 1 gives a BatchNorm of the network one value per channel, of a map of 1x1, but it needs "
-                f"at least 2: give {larger}"
-            )
 
 
 def warnings_of(

@@ -5,12 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydali.data.sources.source import TrainAndVal, classes_of
 from raydali.data.tasks.classification import validation_size
+from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.launch.driver.cluster import call_on_nodes
 from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
+from raydali.launch.job import Job
 from raydali.launch.options import LaunchOptions
 from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.run.find import newest_step, place_of
@@ -65,6 +68,43 @@ def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", cl
         from raydali.train.models.classification import on_meta
 
         freeze(on_meta(partial(build, len(classes))), pattern)
+
+
+def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[Any]) -> None:
+    """Check that the network can be trained on micro-batches of one sample, if they are that small.
+
+    Raises:
+        UsageError: a BatchNorm would get one value per channel, as of a map of 1x1, at the image size of some epoch.
+    """
+    if options.batch_size > 1 or options.sync_bn:
+        return
+    from raydali.train.finetuning import freeze
+    from raydali.train.models.classification import has_one_value_per_channel
+
+    def build() -> "nn.Module":
+        model = job.build_model(options, len(classes_of(data.train)))
+        network = job.network(model, options).train()
+        if (pattern := getattr(options, "freeze", None)) is not None:
+            freeze(model, pattern)
+        return network
+
+    whole = options.order_batch_size or options.global_batch_size or 2
+    size = next((size for size in range(2, whole + 1) if whole % size == 0), 2)
+    larger = f"--batch-size {size}" + (f" --global-batch-size {size}" if whole == 1 else "")
+    pipeline, tried = job.train_pipeline(options), list[Pipeline[Any]]()
+    for epoch in range(options.epochs):
+        if (of_epoch := pipeline.in_epoch(epoch)) in tried:
+            continue
+        tried.append(of_epoch)
+        try:
+            image = of_epoch.sample(data.train, 0, epoch)[0]
+        except Exception:  # the workers replace a sample that cannot be read
+            continue
+        if has_one_value_per_channel(build, image):
+            raise UsageError(
+                f"--batch-size 1 gives a BatchNorm of the network one value per channel, of a map of 1x1, but it needs "
+                f"at least 2: give {larger}"
+            )
 
 
 def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
