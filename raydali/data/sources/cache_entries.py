@@ -28,6 +28,7 @@ MARGIN = 0.05
 """Share of a disk that is left free if no size is given."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
+_NODE = re.compile(r"[0-9a-f]{16}")
 _GROUPS_KEPT = 8
 _LEFT_SECONDS = 3600.0
 """Age of a partial entry that nobody writes any more."""
@@ -87,9 +88,10 @@ class Entries:
         self._lock, self._silent_until, self._left = threading.RLock(), 0.0, 0
         with self._locked():
             path = Path(self.folder, "node")
-            if not path.is_file():
-                path.write_text(secrets.token_hex(8))
-            self.node = path.read_text()
+            self.node = path.read_text(errors="replace") if path.is_file() else ""
+            if not _NODE.fullmatch(self.node):  # a full disk or a killed process may have left it empty
+                self.node = secrets.token_hex(8)
+                path.write_text(self.node)
         disk = shutil.disk_usage(self.folder)
         free = disk.free - int(MARGIN * disk.total)
         self.limit = max(0, self.used + free) if option.size is None else option.size
@@ -104,14 +106,18 @@ class Entries:
         os.pwrite(self._used, size.to_bytes(8, "little", signed=True), 0)
 
     def count(self) -> dict[str, int]:
-        """Count the bytes of each bucket's entries again: a killed process may have left the counter behind."""
+        """Count the bytes of each bucket's entries again: a killed process may have left the counter behind.
+
+        Others write meanwhile: their newer entries are left out of the scan, as the counter grows by them.
+        """
         sizes: dict[str, int] = {}
+        began, used = time.time(), self.used
+        for bucket in os.scandir(self.folder):
+            if bucket.is_dir():
+                entries = glob.iglob(f"{glob.escape(bucket.path)}/[0-9a-f][0-9a-f]/*")
+                sizes[bucket.name] = sum(_size(entry, began) for entry in entries)
         with self._locked():
-            for bucket in os.scandir(self.folder):
-                if bucket.is_dir():
-                    entries = glob.iglob(f"{glob.escape(bucket.path)}/[0-9a-f][0-9a-f]/*")
-                    sizes[bucket.name] = sum(map(_size, entries))
-            self._set_used(sum(sizes.values()))
+            self._set_used(sum(sizes.values()) + self.used - used)
         return sizes
 
     @contextlib.contextmanager
@@ -196,14 +202,14 @@ class Entries:
         return earlier
 
 
-def _size(path: str) -> int:
-    """Return the size of a file; 0 if it has been renamed or removed meanwhile, as what a killed process left is."""
+def _size(path: str, began: float) -> int:
+    """Return the size of a file; 0 if it is newer, or renamed or removed meanwhile, as what killed processes left is."""
     try:
         found = os.stat(path)
         if "." in os.path.basename(path) and found.st_mtime < time.time() - _LEFT_SECONDS:
             os.unlink(path)
             return 0
-        return found.st_size
+        return found.st_size if found.st_mtime <= began else 0
     except OSError:
         return 0
 

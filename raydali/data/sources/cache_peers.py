@@ -73,12 +73,16 @@ class Peers:
         self._ask(node, key, send)
 
     def _ask(self, node: str, key: bytes, ask: Callable[[socket.socket], T]) -> T | None:
-        """Return what is answered on a connection to a server of the node; None if it does not answer."""
+        """Return what is answered on a connection to a server of the node; None if it does not answer.
+
+        An idle connection may have ended without notice, in a firewall or at a restart: a new one tells.
+        """
         server = self._servers[node][key[-1] % len(self._servers[node])]
         idle, connection = self._idle[server], None
         try:
             with suppress(IndexError):
                 connection = idle.pop()
+            was_idle = connection is not None
             if connection is None:
                 connection = socket.create_connection(server, _SECONDS)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -88,6 +92,8 @@ class Peers:
             if connection is not None:
                 connection.close()
             self.close(server)
+            if was_idle and not isinstance(error, TimeoutError):
+                return self._ask(node, key, ask)
             with self._lock:
                 is_known, self._away[node] = node in self._away, time.monotonic() + AWAY_SECONDS
             if not is_known:

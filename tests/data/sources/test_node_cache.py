@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.sources import cache_peers, objects, storage
+from raydali.data.sources import cache_entries, cache_peers, objects, storage
 from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, serve
 from raydali.data.sources.node_cache import NodeCache, key_of, owner_of
@@ -237,6 +238,52 @@ def test_entries_are_counted_beside_other_files_and_while_some_are_renamed(tmp_p
         (tmp_path / "photos" / "1.jpg").write_bytes(bytes(1000))
         next(tmp_path.glob("s3-bucket/*")).joinpath("renamed").symlink_to("nowhere")
         assert nodes[0].entries.count() == {"s3-bucket": SAMPLES * (BYTES + HASH_BYTES), "photos": 0}
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 16])
+def test_a_node_without_an_id_gets_one_that_stays(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "node").write_bytes(content)
+    ids = [Entries(CacheOption(str(tmp_path), 10**8)).node for _ in range(2)]
+    assert ids[0] == ids[1] and len(bytes.fromhex(ids[0])) == 8
+
+
+def test_entries_are_written_while_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer takes room of the counter for many entries at once, which needs the lock."""
+    counting, other = (Entries(CacheOption(str(tmp_path), 10**8)) for _ in range(2))
+    counting.write("s3-bucket", key_of(PARTS[0]), content(PARTS[0]))
+    os.pwrite(os.open(tmp_path / "used", os.O_RDWR), b"\1" * 3, 0)  # what a killed process has left
+    size, written = cache_entries._size, []
+
+    def size_beside_a_writer(path: str, began: float) -> int:
+        for part in PARTS[1:3] if not written else ():
+            other.write("s3-bucket", key_of(part), content(part))
+            path_of = cache_entries.entry_path(str(tmp_path), "s3-bucket", key_of(part))
+            written.append(Path(path_of).is_file())
+            os.utime(path_of, (began + 1, began + 1))  # as the clocks of some disks are coarse
+        return size(path, began)
+
+    monkeypatch.setattr(cache_entries, "_size", size_beside_a_writer)
+    assert counting.count() == {"s3-bucket": BYTES + HASH_BYTES} and written == [True, True]
+    taken = other.limit >> 12
+    assert counting.used == BYTES + HASH_BYTES + taken
+
+
+def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
+    token = secrets.token_bytes(16)
+    node = Node(tmp_path, 10**8, token)
+    peers = Peers({"a": [("127.0.0.1", node.port)]}, token)
+    try:
+        node.entries.write("s3-bucket", key_of(PARTS[0]), content(PARTS[0]))
+        for _ in range(2):
+            found = peers.get("a", "s3-bucket", key_of(PARTS[0]))
+            assert found is not None and bytes(found[:BYTES]) == bytes(content(PARTS[0]))
+            (idle,) = peers._idle["127.0.0.1", node.port]
+            idle.shutdown(socket.SHUT_RDWR)
+        peers.put("a", "s3-bucket", key_of(PARTS[1]), bytes(HASH_BYTES))
+        assert "a" in peers
+    finally:
+        peers.close()
+        node.server.close()
 
 
 def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
