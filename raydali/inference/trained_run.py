@@ -27,6 +27,7 @@ from raydali.inference.job_module import FoundRun, found_run
 from raydali.inference.kinds.kind import Columns, Kind
 from raydali.launch.defaults import defaults_of, resolve
 from raydali.launch.driver.resume import read_settings
+from raydali.run.data_contents import compared_contents
 from raydali.run.find import MANIFEST, newest_first, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
@@ -144,6 +145,7 @@ class TrainedRun(FoundRun):
         if data is not None:
             check_column_options(data, root=given.get("root"), label_column=given.get("label_column"))
             source = self.kind.open_labeled(data, self.classes, given)
+            self._warn_of_changes(source)
             classes = classes_of(source)
             if self.classes and classes and self.classes != classes:
                 differ = [f"{i}: {a!r}, {b!r}" for i, (a, b) in enumerate(zip_longest(self.classes, classes)) if a != b]
@@ -157,7 +159,13 @@ class TrainedRun(FoundRun):
             raise UsageError(f"the classes of {train} are not those of the run {self.folder} any more: give --data")
         if self.settings.get("fingerprint") not in (None, train.fingerprint):
             _log.warning("%s is not what %s was trained on: it may have seen validation samples", train, self.folder)
+        self._warn_of_changes(train, self.data.val)
         return self.data.val, classes
+
+    def _warn_of_changes(self, *sources: Source) -> None:
+        """Warn of samples with names and labels of the run whose files have changed; others are other data."""
+        if changed := compared_contents(self.folder, sources)[0]:
+            _log.warning("files have other contents than when %s read them: %s", self.folder, changed)
 
     @property
     def make_loader(self) -> Callable[..., Loader]:

@@ -1,6 +1,7 @@
 """The folder of a run, STORAGE/NAME/, on a local disk or an object store.
 
 config.json     settings, and the facts about the data that a resume is checked against
+data_contents.npz  what the files of the data contain (data_contents.py)
 model.json      how to build the model, its classes and its inputs; the best epoch and score (model_file.py)
 attempt.json    the driver and worker group that own the folder (attempt.py)
 epochs.jsonl    a row per epoch; written by rank 0 before the checkpoint that covers it

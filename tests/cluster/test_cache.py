@@ -65,7 +65,7 @@ class Cluster:
 
     def entries(self, number: int) -> int:
         """The number of entries of a node."""
-        return sum(1 for _ in self.folders[number].glob("s3-bucket/*/*"))
+        return sum(1 for _ in self.folders[number].glob("s3-bucket.*/*/*"))
 
     def reads(self) -> int:
         """How often the bucket has sent an image."""

@@ -30,6 +30,7 @@ from raydali.data.sources.builtin.digits import digits_folder
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference.trained_run import open_run
+from raydali.run.data_contents import compared_contents, write_contents
 from raydali.run.folder import RunFolder
 from raydali.text import plural
 from tests.support.digits import SHORT, few_digits
@@ -234,6 +235,27 @@ def test_real_workers(run: RunFolder, tmp_path: Path) -> None:
         found = json.loads((tmp_path / "e").read_text())
         del found["time"], found["samples_per_second"]
         assert found == expected
+
+
+def test_data_that_have_changed_under_their_names_are_warned_of(
+    run: RunFolder, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the run's own data, also if they are given, in whatever folder; not of others."""
+    shutil.copytree(data, tmp_path / "data")
+    shutil.copytree(str(run), tmp_path / "run")
+    opened = open_run(str(tmp_path / "run"))
+    write_contents(opened.folder, compared_contents(opened.folder, [LabeledFiles.scan(str(data / "val"))])[1])
+    val = tmp_path / "data" / "val"
+    opened.labeled_samples(str(tmp_path / "data"), {})
+    assert not caplog.messages
+    first, other = min((val / "0").iterdir()), min((val / "1").iterdir())
+    first.write_bytes(other.read_bytes())
+    opened.labeled_samples(str(tmp_path / "data"), {})
+    (warning,) = caplog.messages
+    assert mentions(warning, f"{opened.folder} 1 120 files {first}")
+    (val / "2" / "new.jpg").write_bytes(other.read_bytes())  # samples of another name are other data
+    opened.labeled_samples(str(tmp_path / "data"), {})
+    assert len(caplog.messages) == 1
 
 
 # What it refuses, before anything is loaded: one line that names the value

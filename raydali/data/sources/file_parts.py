@@ -46,21 +46,17 @@ class _LocalFile:
 _kept: dict[tuple[str, int], _LocalFile] = {}
 
 
-def read_part(path: str, size: int, offset: int, length: int) -> bytes:
-    """Read bytes of a file.
-
-    Args:
-        path: absolute, or an `s3://` or `gs://` URI.
-        size: of the file when it was indexed, in bytes.
-        offset: of the part, in bytes.
-        length: of the part, in bytes.
+def read_part(part: ObjectPart) -> bytes:
+    """Read bytes of a file, also of a local one, whose size and length are given.
 
     Raises:
         FileNotFoundError: there is no such file, or it has another size now.
         OSError: it cannot be read; the next call opens it again.
     """
+    path, offset, length, size, _ = part
+    assert length is not None and size is not None, "see above"
     if "://" in path:
-        return bytes(read_objects([ObjectPart(path, offset, length, size)])[0])
+        return bytes(read_objects([part])[0])
     file = _kept.get((path, size))
     if file is None:
         file = _kept[path, size] = _LocalFile(path, size)
@@ -69,11 +65,11 @@ def read_part(path: str, size: int, offset: int, length: int) -> bytes:
     try:
         content = file.read_at(length, offset)
         while len(content) < length:
-            part = file.read_at(length - len(content), offset + len(content))
-            if not part:
+            more = file.read_at(length - len(content), offset + len(content))
+            if not more:
                 _check_size(file.size(), size)
                 raise FileNotFoundError(f"the shard ends before byte {offset + length}: start again")
-            content += part
+            content += more
         return content
     except OSError:
         _kept.pop((path, size), None)
@@ -105,7 +101,7 @@ def read_ahead(path: str, size: int) -> Read:
             if begin <= offset <= offset + length <= begin + len(held):
                 return held[offset - begin : offset - begin + length]
         window = max(length, large if distance < _READ_OVER else small)
-        held = read_part(path, size, offset, max(0, min(window, size - offset)))
+        held = read_part(ObjectPart(path, offset, max(0, min(window, size - offset)), size))
         if len(windows[0][1]) > small:
             windows.popleft()
         windows.appendleft((offset, held))

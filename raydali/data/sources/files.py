@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
+from raydali.data.sources.versions import UNKNOWN, Versions, versions_of
 from raydali.errors import UsageError
 
 # A path that needs no root.
@@ -39,12 +40,14 @@ class Files:
         packed_paths: uint8, the paths relative to the root, joined by NUL.
         offsets: int64 (N + 1,), where each path begins in packed_paths, and their end.
         missing: ids of listed files that do not exist, as far as that was checked.
+        versions: of the files, see `versions.Versions`; None if they were not listed in a bucket.
     """
 
     root: str
     packed_paths: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     missing: tuple[int, ...] = field(default=(), kw_only=True)
+    versions: Versions | None = field(default=None, kw_only=True)
 
     @classmethod
     def from_folders(cls, root: str, names: Iterable[tuple[str, Sequence[str]]], **fields: Any) -> Self:
@@ -68,7 +71,7 @@ class Files:
                     for name in of_folder:
                         _check_key(f"{root}/{prefix}{name}")
                 packed += os.fsencode(prefix + f"\0{prefix}".join(of_folder)) + b"\0"
-        return cls(root, *_unpacked(packed), **fields)
+        return cls(root, *_unpacked(packed), **fields)._with_versions()
 
     @classmethod
     def from_list(cls, root: str, paths: Sequence[str], **fields: Any) -> Self:
@@ -89,7 +92,10 @@ class Files:
         for path in paths:
             check_path(packer.root, path)
         packer.add(paths)
-        return cls(*packer.packed(), **fields)
+        return cls(*packer.packed(), **fields)._with_versions()
+
+    def _with_versions(self) -> Self:
+        return replace(self, versions=versions_of(self.root, self.relative_paths())) if "://" in self.root else self
 
     def __len__(self) -> int:
         """N."""
@@ -118,7 +124,8 @@ class Files:
         """The fields of an index of only these files."""
         packed, offsets = only_names(np.append(self.packed_paths, np.uint8(0)), self.offsets, kept)
         missing = tuple(np.flatnonzero(np.isin(kept, self.missing)).tolist()) if self.missing else ()
-        return {"packed_paths": packed[:-1], "offsets": offsets, "missing": missing}
+        versions = None if self.versions is None else self.versions[kept]
+        return {"packed_paths": packed[:-1], "offsets": offsets, "missing": missing, "versions": versions}
 
     def path(self, id: int) -> str:
         """The absolute path or the URI of a file."""
@@ -162,10 +169,18 @@ class Files:
         return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        paths = [_decoded(path) for path in self.encoded_paths(ids)]
-        objects = iter(read_objects([storage.ObjectPart(path) for path in paths if path[0] != "/"]))
-        contents = [next(objects) if path[0] != "/" else storage.read(path) for path in paths]
+        parts = self.parts(ids)
+        objects = iter(read_objects([part for part in parts if part.uri[0] != "/"]))
+        contents = [next(objects) if part.uri[0] != "/" else storage.read(part.uri) for part in parts]
         return [np.frombuffer(content, np.uint8) for content in contents]
+
+    def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
+        """Where these files are, local ones too, with the size of those that have an ETag."""
+        versions = [UNKNOWN] * len(ids) if self.versions is None else self.versions[ids].tolist()
+        return [
+            storage.ObjectPart(_decoded(path), 0, None, size if tag > 0 else None, tag)
+            for path, (size, tag) in zip(self.encoded_paths(ids), versions, strict=True)
+        ]
 
     def read(self, id: int) -> bytes:
         """The content of a file.
@@ -173,9 +188,8 @@ class Files:
         Raises:
             OSError: it cannot be read; names its path.
         """
-        path = self.path(id)
         with reading():
-            return storage.read(path) if path[0] == "/" else bytes(read_objects([storage.ObjectPart(path)])[0])
+            return self._contents(np.array([id]))[0].tobytes()
 
     @cached_property
     def fingerprint(self) -> str:

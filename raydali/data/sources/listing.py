@@ -10,13 +10,15 @@ import fnmatch
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raydali.data.sources import storage
 from raydali.data.sources.file_rules import LEFT_FILES, Listing, is_ignored
 from raydali.data.sources.files import absolute
+from raydali.data.sources.versions import LISTED
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -77,23 +79,32 @@ def _list_files(root: str, of: str) -> Listing:
 
 
 def _list_objects(root: str) -> Listing:
-    from pyarrow.fs import FileSelector, FileType
-
-    base = root.partition("://")[2]
     try:
-        found: Iterable[Any] = storage.file_system(root).get_file_info(FileSelector(base, recursive=True))
+        try:
+            return _listing_of(root, storage.listed_by_obstore(root))
+        except OSError:
+            return _listing_of(root, storage.listed_by_arrow(root))
     except OSError as error:
         reason = storage.reason(error)
         raise UsageError(f"{root} cannot be listed: check name, credentials and endpoint: {reason}") from error
 
+
+def _listing_of(root: str, objects: Iterator[storage.ListedObject]) -> Listing:
+    """Return a listing, of which the versions are kept."""
     listing: Listing = {"": []}
-    for info in found:
-        key = info.path[len(base) + 1 :]
-        if info.type == FileType.Directory:
-            listing.setdefault(key, [])
-        else:
-            folder, _, name = key.rpartition("/")
+    rows, begin = array("q"), len(root.partition("://")[2]) + 1
+    for path, size, tag, is_file in objects:
+        folder, _, name = path[begin:].rpartition("/")
+        if is_file:
+            rows.extend((hash(path), size, tag))
             listing.setdefault(folder, []).append(name)
+        else:
+            listing.setdefault(path[begin:], [])
+    for folder in [*listing]:
+        while folder := folder.rpartition("/")[0]:
+            listing.setdefault(folder, [])
+    LISTED.pop(root, None)
+    LISTED[root] = rows
     return listing
 
 

@@ -15,12 +15,13 @@ from hashlib import blake2b
 
 import numpy as np
 
-from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, hash_of
+from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, end_of
 from raydali.data.sources.cache_peers import Peers
 from raydali.data.sources.read_counts import COUNTS
 from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 
+VERSIONED, UNVERSIONED = ".versioned", ".unversioned"
 _COPIES_AHEAD = 64
 """Copies that wait for their way to the owner or the disk; further ones are made before the reader goes on."""
 
@@ -49,9 +50,9 @@ class NodeCache:
         self._copies = ThreadPoolExecutor(2, thread_name_prefix="cache copies")
         self._waiting = threading.Semaphore(_COPIES_AHEAD)
 
-    def read(self, part: ObjectPart, fetch: Callable[[ObjectPart], memoryview]) -> memoryview:
-        """Return the content of a part; `fetch` reads it from its bucket."""
-        key, bucket = key_of(part), bucket_of(part.uri)
+    def read(self, part: ObjectPart, fetch: Callable[[ObjectPart], tuple[memoryview, int]]) -> memoryview:
+        """Return the content of a part; `fetch` reads it from its bucket, with the number for its ETag."""
+        key, bucket = key_of(part), bucket_of(part)
         if self._entries is not None and (found := self._entries.read(bucket, key)) is not None:
             COUNTS.add(hits=1)
             return found
@@ -61,15 +62,15 @@ class NodeCache:
             if raw is not None and (found := checked(key, raw)) is not None:
                 COUNTS.add(peer_hits=1)
                 return found
-        content = fetch(part)
-        self._keep(owners[0], bucket, key, content)
+        content, tag = fetch(part)
+        self._keep(owners[0], bucket, key, content, tag)
         return content
 
-    def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview) -> None:
+    def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview, tag: int) -> None:
         if owner == self._me and self._entries is not None:
-            copy = partial(self._entries.write, bucket, key, content)
+            copy = partial(self._entries.write, bucket, key, content, tag)
         elif owner in self._peers:
-            copy = partial(self._peers.put, owner, bucket, key, b"".join((content, hash_of(key, content))))
+            copy = partial(self._peers.put, owner, bucket, key, b"".join((content, end_of(key, content, tag))))
         else:
             return
         if self._waiting.acquire(blocking=False):
@@ -84,14 +85,14 @@ class NodeCache:
 
 
 def key_of(part: ObjectPart) -> bytes:
-    """Return the key of an entry: what is read, and the size of the object when it was indexed."""
+    """Return the key of an entry: what is read, and the size and the ETag of the object when it was indexed."""
     return blake2b("\0".join(map(str, part)).encode(errors="surrogateescape"), digest_size=KEY_BYTES).digest()
 
 
-def bucket_of(uri: str) -> str:
-    """Return the name of the folder for the entries of a bucket."""
-    scheme, _, path = uri.partition("://")
-    return f"{scheme}-{path.partition('/')[0]}"
+def bucket_of(part: ObjectPart) -> str:
+    """Return the name of the folder for a part's entry: those whose keys have no version are apart."""
+    scheme, _, path = part.uri.partition("://")
+    return f"{scheme}-{path.partition('/')[0]}{VERSIONED if part.tag else UNVERSIONED}"
 
 
 def owner_of(key: bytes, nodes: Sequence[str]) -> str:

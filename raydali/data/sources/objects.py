@@ -111,7 +111,7 @@ def _read_together(make: bytes | None, parts: Sequence[ObjectPart]) -> list[memo
     if make is None:
         return [*map(storage.fetch, parts)]
     read = _cache_of(make, os.getpid()).read
-    return [read(part, storage.fetch) for part in parts]
+    return [read(part, storage.fetch_tagged) for part in parts]
 
 
 def _split(parts: Sequence[ObjectPart], size: int) -> list[Sequence[ObjectPart]]:

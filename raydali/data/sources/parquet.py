@@ -22,6 +22,7 @@ from raydali.data.sources.listing import entries_or_none, find_files
 from raydali.data.sources.row_groups import KEPT_BYTES, image_leaf, open_parquet, read_image
 from raydali.data.sources.shard_index import Label, Member, Part, shard_index
 from raydali.data.sources.shards import Shards
+from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -128,7 +129,7 @@ class Parquet(Shards):
 
     def _content(self, id: int) -> bytes:
         group, row = divmod(int(self.offsets[id]), 1 << ROW_BITS)
-        return read_image(self.shard(id), self._size(id), self.column, group, row)
+        return read_image(self._part(id), self.column, group, row)
 
     @cached_property
     def read_together(self) -> ReadTogether:
@@ -190,9 +191,9 @@ def _opened(path: str, size: int) -> "ParquetFile":
     import pyarrow
 
     try:
-        return open_parquet(path, size)
+        return open_parquet(ObjectPart(path, size=size))
     except pyarrow.ArrowInvalid as error:
-        head = read_part(path, size, 0, min(64, size))
+        head = read_part(ObjectPart(path, 0, min(64, size), size))
         raise ValueError(storage.why_pointer(head) or "no Parquet file, or cut off: write it again") from error
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources import storage
 from raydali.data.sources.file_parts import read_part
+from raydali.data.sources.storage import ObjectPart
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile
@@ -100,12 +101,11 @@ def _start_anew() -> None:
 os.register_at_fork(after_in_child=_start_anew)
 
 
-def read_image(path: str, size: int, column: str, group: int, row: int) -> bytes:
+def read_image(file: ObjectPart, column: str, group: int, row: int) -> bytes:
     """The bytes of an image; empty if the file has none there.
 
     Args:
-        path: of the file, absolute, or an `s3://` or `gs://` URI.
-        size: of the file when it was indexed, in bytes.
+        file: a whole one, local or in a bucket, with its size when it was indexed.
         column: the column of the images.
         group: the row group, from 0.
         row: in the row group, from 0.
@@ -117,9 +117,9 @@ def read_image(path: str, size: int, column: str, group: int, row: int) -> bytes
     import pyarrow
 
     try:
-        chunk = _footer(path, size).row_group(group).column(image_leaf(_footer(path, size), column))
+        chunk = _footer(file).row_group(group).column(image_leaf(_footer(file), column))
         in_memory = chunk.total_compressed_size + chunk.total_uncompressed_size
-        images = _groups.get((path, size, column, group), in_memory, partial(_decoded, path, size, column, group))
+        images = _groups.get((file, column, group), in_memory, partial(_decoded, file, column, group))
     except storage.StoreError:
         raise
     except (OSError, pyarrow.ArrowException) as error:
@@ -133,32 +133,33 @@ def image_leaf(footer: "FileMetaData", column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path in leaves)
 
 
-def open_parquet(path: str, size: int, footer: "FileMetaData | None" = None) -> "ParquetFile":
+def open_parquet(file: ObjectPart, footer: "FileMetaData | None" = None) -> "ParquetFile":
     """Open a file to index it, or to read row groups if the footer is known. Raises StoreError, or ArrowInvalid."""
     from pyarrow.parquet import ParquetFile
 
-    return ParquetFile(_File(path, size), metadata=footer, pre_buffer=footer is None and "://" in path)
+    return ParquetFile(_File(file), metadata=footer, pre_buffer=footer is None and "://" in file.uri)
 
 
-def _decoded(path: str, size: int, column: str, group: int) -> Images:
-    footer = _footer(path, size)
+def _decoded(file: ObjectPart, column: str, group: int) -> Images:
+    footer = _footer(file)
     leaf = footer.schema.column(image_leaf(footer, column)).path
-    images = open_parquet(path, size, footer).read_row_group(group, [leaf], use_threads=False).column(0)
+    images = open_parquet(file, footer).read_row_group(group, [leaf], use_threads=False).column(0)
     return images if leaf == column else images.flatten()[0]
 
 
 @lru_cache(maxsize=_FOOTERS)
-def _footer(path: str, size: int) -> "FileMetaData":
+def _footer(file: ObjectPart) -> "FileMetaData":
     from pyarrow.parquet import read_metadata
 
-    return read_metadata(_File(path, size))
+    return read_metadata(_File(file))
 
 
 class _File(RawIOBase):
     """A file as Arrow reads it, whose errors are those of shards: an error of Arrow's own is about its content."""
 
-    def __init__(self, path: str, size: int) -> None:
-        self._path, self._size, self._at = path, size, 0
+    def __init__(self, file: ObjectPart) -> None:
+        assert file.size is not None, "it was indexed"
+        self._file, self._size, self._at = file, file.size, 0
 
     def readable(self) -> bool:
         return True
@@ -170,8 +171,8 @@ class _File(RawIOBase):
     def read(self, length: int = -1) -> bytes:
         length = self._size - self._at if length < 0 else min(length, self._size - self._at)
         try:
-            content = read_part(self._path, self._size, self._at, length)
+            content = read_part(self._file._replace(offset=self._at, length=length))
         except OSError as error:
-            raise storage.StoreError(f"{self._path} cannot be read: {storage.reason(error)}") from error
+            raise storage.StoreError(f"{self._file.uri} cannot be read: {storage.reason(error)}") from error
         self._at += length
         return content

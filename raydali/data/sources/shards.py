@@ -28,6 +28,7 @@ from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
+from raydali.data.sources.versions import Versions
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -48,6 +49,7 @@ class Shards:
         root: an absolute path or a URI, without a slash at its end.
         shards: S paths relative to the root.
         sizes: int64 (S,), sizes of the shards in bytes.
+        tags: int64 (S,), numbers for their versions, see `versions.Versions`.
         shard_numbers: int32 (N,), indices into shards.
         offsets, lengths: int64 (N,), the position of an image in its shard, in bytes.
         packed_names: uint8, names of the images in their shards, each ended by a NUL.
@@ -60,6 +62,7 @@ class Shards:
     root: str
     shards: tuple[str, ...]
     sizes: NDArray[np.int64]
+    tags: NDArray[np.int64]
     shard_numbers: NDArray[np.int32]
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -122,6 +125,7 @@ class Shards:
             root=root,
             shards=tuple(shard.name for shard in shards),
             sizes=np.array([shard.size for shard in shards]),
+            tags=np.array([-shard.written for shard in shards]),
             shard_numbers=np.repeat(np.arange(len(shards), dtype=np.int32), index.counts),
             offsets=index.offsets,
             lengths=index.lengths,
@@ -180,8 +184,17 @@ class Shards:
         """The absolute path or the URI of the shard of an image."""
         return f"{self.root}/{self.shards[self.shard_numbers[id]]}"
 
-    def _size(self, id: int) -> int:
-        return int(self.sizes[self.shard_numbers[id]])
+    def _part(self, id: int) -> storage.ObjectPart:
+        number = self.shard_numbers[id]
+        whole = storage.ObjectPart(self.shard(id), 0, None, int(self.sizes[number]), int(self.tags[number]))
+        if not self.in_ranges:
+            return whole
+        return whole._replace(offset=int(self.offsets[id]), length=int(self.lengths[id]))
+
+    @property
+    def versions(self) -> Versions:
+        """The lengths of the images, and the versions of their shards."""
+        return np.stack([self.lengths, self.tags[self.shard_numbers]], 1)
 
     def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """The contents of these images, uint8 each, read-only.
@@ -192,22 +205,21 @@ class Shards:
         with reading():
             if "://" in self.root and self.in_ranges:
                 with suppress(OSError):  # which one, and why, is found below
-                    places = zip(self.offsets[ids].tolist(), self.lengths[ids].tolist(), strict=True)
-                    wanted = [
-                        storage.ObjectPart(self.shard(id), offset, length, self._size(id))
-                        for id, (offset, length) in zip(ids.tolist(), places, strict=True)
-                    ]
-                    return [np.frombuffer(content, np.uint8) for content in read_objects(wanted)]
+                    return [np.frombuffer(content, np.uint8) for content in read_objects(self.parts(ids))]
             # In parts, since passing single files between threads takes as long as reading them.
             parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
             return [*chain.from_iterable(_readers(os.getpid()).map(self._contents, parts))]
+
+    def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
+        """Where these images are, in local shards too; the whole shards if images are no ranges of their bytes."""
+        return [*map(self._part, ids.tolist())]
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
 
     def _content(self, id: int) -> bytes:
         try:
-            return read_part(self.shard(id), self._size(id), int(self.offsets[id]), int(self.lengths[id]))
+            return read_part(self._part(id))
         except OSError as error:
             raise storage.StoreError(f"{self.path(id)} cannot be read: {storage.reason(error)}") from error
 

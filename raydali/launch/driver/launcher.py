@@ -39,6 +39,7 @@ from raydali.report.console import Console
 from raydali.report.html.text import recipe_lines
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
+from raydali.run.data_contents import check_contents, write_contents
 from raydali.run.events import SettingsChanged
 from raydali.run.folder import CONFIG, EVENTS, RunFolder
 from raydali.run.model_file import write_model
@@ -103,6 +104,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in describe_changes(changed):
             console.warn(f"the run resumes with a changed setting: {change}")
+    contents = check_contents(folder, train, data.val)
     check(options, samples)
     job.check(options)
     for warning in class_warnings(train):
@@ -133,6 +135,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         settings = _settings(options, data, rules, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
+        write_contents(folder, contents)
         write_model(folder, _model_facts(job, train, settings, matched))
         interrupt = Interrupt()
         with interrupt.on_signals(), tracked(folder, options.trackers, settings, console.warn) as track:

@@ -179,10 +179,10 @@ def run_worker(config: dict[str, Any]) -> None:
             for text in failed_checks():
                 session.warn(text)
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
-            data = [str(getattr(options, name, "")) for name in ("data", "val_data")]
+            data = ray.get(task.data)
             address = ray.util.get_node_ip_address()
-            with shared_cache(options.cache, session.worker, address, data, session.warn):
-                task.train(resolve_on_hardware(options, session, samples=task.samples), ray.get(task.data), session)
+            with shared_cache(options.cache, session.worker, address, (data.train, data.val), session.warn):
+                task.train(resolve_on_hardware(options, session, samples=task.samples), data, session)
             if session.steps_left:
                 left = plural(session.steps_left, "step")
                 raise UsageError(f"the job's train function returned {left} early: iterate over all `run.steps`")

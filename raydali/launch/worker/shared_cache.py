@@ -1,27 +1,35 @@
 """Joins the caches of the nodes (`--cache`) of a worker group: each rank reads through them from then on."""
 
+import os
 import secrets
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from raydali.data.sources import objects
+import numpy as np
+
+from raydali.data.sources import objects, storage
 from raydali.data.sources.cache_entries import CacheOption, Entries
 from raydali.data.sources.cache_peers import serve
-from raydali.data.sources.node_cache import NodeCache, bucket_of
-from raydali.data.sources.storage import not_permitted
+from raydali.data.sources.node_cache import NodeCache, bucket_of, key_of
+from raydali.data.sources.source import Source
+from raydali.data.sources.storage import ObjectPart, not_permitted
 from raydali.host.child import Child, ChildDiedError
-from raydali.text import GIGABYTE
+from raydali.run.data_contents import FILES, indexes_of, sample
+from raydali.text import GIGABYTE, summarize
 from raydali.train.worker import Worker
 
+_THREADS = 32
 _CROWDED = 0.1
 """From this share of the size on, entries of other data are worth a warning once there is no room."""
 
 
 @contextmanager
 def shared_cache(
-    option: str | None, worker: Worker, address: str, data: Iterable[str], warn: Callable[[str], None]
+    option: str | None, worker: Worker, address: str, data: Sequence[Source], warn: Callable[[str], None]
 ) -> Iterator[None]:
     """Read objects through the cache of all nodes in the `with` block. All ranks must enter it.
 
@@ -31,7 +39,7 @@ def shared_cache(
         option: `DIR[:SIZE]`; None for no cache.
         worker: this rank.
         address: of this node, at which other nodes reach it.
-        data: the URIs of the run's data.
+        data: the run's samples. Of those without an ETag in their index a sample is compared with what is in the cache.
         warn: shows a warning.
     """
     if option is None:
@@ -48,21 +56,31 @@ def shared_cache(
     except ChildDiedError as died:
         fault = str(died)
     earlier = [] if entries is None else entries.groups()
-    members = worker.exchange([entries.node if entries else "", address, port, earlier])
+    indexes = [files for source in data for files in indexes_of(source)]
+    parts = [part for files in indexes for part in files.parts(sample(FILES, np.arange(len(files))))]
+    parts = [part for part in parts if "://" in part.uri]
+    changed = set() if entries is None else _changed(entries, parts, worker.rank)
+    members = worker.exchange([entries.node if entries else "", address, port, earlier, [*changed]])
     faults = worker.exchange([worker.node, fault])
     if fault and faults.index([worker.node, fault]) == worker.rank:
         at = f"--cache {option} cannot be used on node {worker.node}: {fault}"
         warn(f"{at}; give a folder that can be written. What no other node has is read from the bucket")
+    changed = {bucket for *_, of_node in members for bucket in of_node}
     nodes = sorted({node for node, *_ in members} - {""})
     servers: dict[str, list[tuple[str, int]]] = {}
-    for node, host, at_port, _ in members:
+    for node, host, at_port, *_ in members:
         if at_port and (entries is None or node != entries.node):
             servers.setdefault(node, []).append((host, at_port))
     first = [node for node, *_ in members].index(entries.node if entries else "") == worker.rank
     if entries is not None and first:
         entries.groups(nodes)
-        threading.Thread(target=_count, args=(entries, {*map(bucket_of, data)}, warn), daemon=True).start()
-    groups = [group for *_, earlier in members for group in earlier]
+        for bucket in changed:
+            shutil.rmtree(f"{entries.folder}/{bucket}", ignore_errors=True)
+        threading.Thread(target=_count, args=(entries, {*map(bucket_of, parts)}, warn), daemon=True).start()
+    if changed and worker.rank == 0:
+        warn(f"--cache: objects of {summarize(sorted(changed))} have changed since they were read: all are read again")
+    worker.barrier()
+    groups = [group for *_, earlier, _ in members for group in earlier]
 
     own = None if entries is None else CacheOption(entries.folder, entries.limit)
     try:
@@ -70,6 +88,21 @@ def shared_cache(
             yield
     finally:
         server.close()
+
+
+def _changed(entries: Entries, parts: Sequence[ObjectPart], rank: int) -> set[str]:
+    """Return names of buckets with objects that are not what this node's entries without a version have of them."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # they share out the sample
+    mine = [part for part in parts if not part.tag][rank % ranks :: ranks]
+
+    def has_changed(part: ObjectPart) -> bool:
+        if (held := entries.version(bucket_of(part), key_of(part))) is None:
+            return False
+        (size, tag, written), (size_now, now) = held, storage.version_of(part.uri)
+        return size_now >= 0 and (size_now != size or now > 0 < tag != now or -now > written)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return {bucket_of(part) for part, changed in zip(mine, threads.map(has_changed, mine), strict=True) if changed}
 
 
 def _count(entries: Entries, ours: set[str], warn: Callable[[str], None]) -> None:

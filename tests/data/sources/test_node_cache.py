@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from raydali.data.sources import cache_entries, cache_peers, objects, storage
-from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
+from raydali.data.sources.cache_entries import END_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, serve
 from raydali.data.sources.node_cache import NodeCache, key_of, owner_of
 from raydali.data.sources.read_counts import COUNTS
@@ -38,9 +38,9 @@ class Bucket:
     def __init__(self) -> None:
         self.read: list[ObjectPart] = []
 
-    def fetch(self, part: ObjectPart) -> memoryview:
+    def fetch(self, part: ObjectPart) -> tuple[memoryview, int]:
         self.read.append(part)
-        return content(part)
+        return content(part), 7
 
 
 class Node:
@@ -102,13 +102,15 @@ def test_with_room_for_all_the_bucket_is_read_once(tmp_path: Path, nodes: int) -
         with group(folders(tmp_path, nodes), 10**8) as those:
             epoch(those, bucket, start)
     assert sorted(bucket.read) == sorted(PARTS)
-    held = [sum(file.is_file() for file in folder.glob("s3-bucket/*/*")) for folder in folders(tmp_path, nodes)]
+    held = [
+        sum(file.is_file() for file in folder.glob("s3-bucket.unversioned/*/*")) for folder in folders(tmp_path, nodes)
+    ]
     assert sum(held) == SAMPLES and min(held) > 0.85 * SAMPLES / nodes
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75])
 def test_the_hit_rate_is_the_capacity(tmp_path: Path, share: float) -> None:
-    size = int(share * SAMPLES * (BYTES + HASH_BYTES) / 2)
+    size = int(share * SAMPLES * (BYTES + END_BYTES) / 2)
     with group(folders(tmp_path, 2), size) as nodes:
         epoch(nodes, Bucket(), 0)
     for seed in (1, 2):
@@ -137,7 +139,7 @@ def test_the_part_of_a_node_that_is_gone_is_read_from_the_bucket_once(tmp_path: 
     three = folders(tmp_path, 3)
     with group(three, 10**8) as nodes:
         epoch(nodes, Bucket(), 0)
-    lost = sum(1 for _ in three[2].glob("s3-bucket/*/*"))
+    lost = sum(1 for _ in three[2].glob("s3-bucket.unversioned/*/*"))
     bucket = Bucket()
     for seed in (1, 2):
         with group(three[:2], 10**8) as nodes:
@@ -171,7 +173,7 @@ def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: P
 
 def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket()
-    monkeypatch.setattr(storage, "fetch", bucket.fetch)
+    monkeypatch.setattr(storage, "fetch_tagged", bucket.fetch)
 
     def read(parts: Sequence[ObjectPart]) -> None:
         for begin in range(0, len(parts), 8):
@@ -204,7 +206,7 @@ def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, mon
 def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) -> None:
     with group(folders(tmp_path, 2), 10**8) as nodes:
         epoch(nodes, Bucket(), 0)
-    damaged = next(iter(sorted(folders(tmp_path, 2)[owner].glob("s3-bucket/*/*"))))
+    damaged = next(iter(sorted(folders(tmp_path, 2)[owner].glob("s3-bucket.unversioned/*/*"))))
     good = damaged.read_bytes()
     for bad in (good[:-1], b"", good[:100] + b"?" + good[101:]):
         damaged.write_bytes(bad)
@@ -225,8 +227,8 @@ def test_a_full_disk_and_a_counter_left_behind(tmp_path: Path, caplog: pytest.Lo
             held = SAMPLES - len(bucket.read[SAMPLES:])
             assert 0 < held < SAMPLES
             os.pwrite(os.open(disk.path / "cache/used", os.O_RDWR), b"\1" * 8, 0)
-            assert nodes[0].entries.count() == {"s3-bucket": held * (BYTES + HASH_BYTES)}
-            assert nodes[0].entries.used == held * (BYTES + HASH_BYTES)
+            assert nodes[0].entries.count() == {"s3-bucket.unversioned": held * (BYTES + END_BYTES)}
+            assert nodes[0].entries.used == held * (BYTES + END_BYTES)
         assert sum("cannot be written: No space left" in line for line in caplog.messages) == 1
 
 
@@ -236,8 +238,8 @@ def test_entries_are_counted_beside_other_files_and_while_some_are_renamed(tmp_p
         settle(nodes)
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "1.jpg").write_bytes(bytes(1000))
-        next(tmp_path.glob("s3-bucket/*")).joinpath("renamed").symlink_to("nowhere")
-        assert nodes[0].entries.count() == {"s3-bucket": SAMPLES * (BYTES + HASH_BYTES), "photos": 0}
+        next(tmp_path.glob("s3-bucket.unversioned/*")).joinpath("renamed").symlink_to("nowhere")
+        assert nodes[0].entries.count() == {"s3-bucket.unversioned": SAMPLES * (BYTES + END_BYTES), "photos": 0}
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 16])
@@ -250,22 +252,22 @@ def test_a_node_without_an_id_gets_one_that_stays(tmp_path: Path, content: bytes
 def test_entries_are_written_while_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer takes room of the counter for many entries at once, which needs the lock."""
     counting, other = (Entries(CacheOption(str(tmp_path), 10**8)) for _ in range(2))
-    counting.write("s3-bucket", key_of(PARTS[0]), content(PARTS[0]))
+    counting.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]), 7)
     os.pwrite(os.open(tmp_path / "used", os.O_RDWR), b"\1" * 3, 0)  # what a killed process has left
-    size, written = cache_entries._size, []
+    size, written = cache_entries._size, list[bool]()
 
     def size_beside_a_writer(path: str, began: float) -> int:
         for part in PARTS[1:3] if not written else ():
-            other.write("s3-bucket", key_of(part), content(part))
-            path_of = cache_entries.entry_path(str(tmp_path), "s3-bucket", key_of(part))
+            other.write("s3-bucket.unversioned", key_of(part), content(part), 7)
+            path_of = cache_entries.entry_path(str(tmp_path), "s3-bucket.unversioned", key_of(part))
             written.append(Path(path_of).is_file())
             os.utime(path_of, (began + 1, began + 1))  # as the clocks of some disks are coarse
         return size(path, began)
 
     monkeypatch.setattr(cache_entries, "_size", size_beside_a_writer)
-    assert counting.count() == {"s3-bucket": BYTES + HASH_BYTES} and written == [True, True]
+    assert counting.count() == {"s3-bucket.unversioned": BYTES + END_BYTES} and written == [True, True]
     taken = other.limit >> 12
-    assert counting.used == BYTES + HASH_BYTES + taken
+    assert counting.used == BYTES + END_BYTES + taken
 
 
 def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
@@ -273,13 +275,13 @@ def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
     node = Node(tmp_path, 10**8, token)
     peers = Peers({"a": [("127.0.0.1", node.port)]}, token)
     try:
-        node.entries.write("s3-bucket", key_of(PARTS[0]), content(PARTS[0]))
+        node.entries.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]), 7)
         for _ in range(2):
-            found = peers.get("a", "s3-bucket", key_of(PARTS[0]))
+            found = peers.get("a", "s3-bucket.unversioned", key_of(PARTS[0]))
             assert found is not None and bytes(found[:BYTES]) == bytes(content(PARTS[0]))
             (idle,) = peers._idle["127.0.0.1", node.port]
             idle.shutdown(socket.SHUT_RDWR)
-        peers.put("a", "s3-bucket", key_of(PARTS[1]), bytes(HASH_BYTES))
+        peers.put("a", "s3-bucket.unversioned", key_of(PARTS[1]), bytes(END_BYTES))
         assert "a" in peers
     finally:
         peers.close()
@@ -291,7 +293,7 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
         epoch([node], Bucket(), 0)
         for token in (secrets.token_bytes(16), b"short"):
             peers = Peers({"a": [("127.0.0.1", node.port)]}, token)
-            assert peers.get("a", "s3-bucket", key_of(PARTS[0])) is None
+            assert peers.get("a", "s3-bucket.unversioned", key_of(PARTS[0])) is None
             peers.close()
 
 
@@ -309,9 +311,9 @@ def test_a_batch_may_come_from_several_buckets(tmp_path: Path) -> None:
 def test_parts_of_one_object_are_different_entries(tmp_path: Path) -> None:
     parts = [ObjectPart("s3://bucket/a.tar", offset, 10, 1000) for offset in (0, 10, 20)]
 
-    def read(part: ObjectPart) -> memoryview:
+    def read(part: ObjectPart) -> tuple[memoryview, int]:
         asked.append(part)
-        return memoryview(bytes([part.offset]) * 10)
+        return memoryview(bytes([part.offset]) * 10), 7
 
     asked: list[ObjectPart] = []
     with group(folders(tmp_path, 1), 10**8) as (node,):

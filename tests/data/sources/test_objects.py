@@ -87,7 +87,7 @@ def test_they_read_through_the_cache_and_make_their_copies_at_the_end(tmp_path: 
 
 def test_what_they_warn_of_is_said_here_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a/s3-apart").write_text("where a folder of entries has to be")
+    (tmp_path / "a/s3-apart.unversioned").write_text("where a folder of entries has to be")
     with group([tmp_path / "a"], 10**8) as (node,), through_cache(node.make):
         assert contents(PARTS) == contents(PARTS) == [*CONTENTS.values()]
     (warning,) = [each.getMessage() for each in caplog.records if "--cache" in each.getMessage()]

@@ -15,6 +15,7 @@ from raydali.data.loading.make import make_loader
 from raydali.data.sources import row_groups
 from raydali.data.sources.parquet import Parquet
 from raydali.data.sources.row_groups import RowGroups
+from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import ValidationImages
 from tests.support.broken import jpeg
@@ -46,9 +47,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     found: Reads = []
     decoded = vars(row_groups)["_decoded"]
 
-    def counted(path: str, size: int, column: str, group: int) -> Any:
-        found.append((path, group))
-        return decoded(path, size, column, group)
+    def counted(file: ObjectPart, column: str, group: int) -> Any:
+        found.append((file.uri, group))
+        return decoded(file, column, group)
 
     monkeypatch.setitem(vars(row_groups), "_decoded", counted)
     return found

@@ -2,15 +2,19 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jobs.imagenet import Data, train
 from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.sources.formats import labeled_images
+from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.sources.read_counts import COUNTS
 from raydali.launch.worker.shared_cache import shared_cache
 from raydali.run.folder import RunFolder
 from raydali.run.messages import RankWarning
@@ -19,6 +23,7 @@ from tests.support.digits import SHORT
 from tests.support.messages import mentions
 from tests.support.object_stores import PutObjects
 from tests.support.ranks import LocalSession, folder_of, run_ranks
+from tests.support.tars import packed
 from tests.support.traces import assert_whole
 
 CONFIG = replace(SHORT, data="s3://digits", epochs=1, global_batch_size=32)
@@ -44,7 +49,7 @@ def trained(option: str, data: Data, folder: RunFolder, s3: dict[str, str]) -> l
     """Train through the cache; return the warnings of this rank, whose process may have been started before S3."""
     os.environ.update(s3)
     session = LocalSession(folder)
-    with shared_cache(option, session.worker, "127.0.0.1", ["s3://digits"], session.warn):
+    with shared_cache(option, session.worker, "127.0.0.1", (data.train, data.val), session.warn):
         train(CONFIG, data, session)
     session.checkpoints.finish()
     return [message.text for message in session.messages if isinstance(message, RankWarning)]
@@ -62,6 +67,48 @@ def test_a_folder_that_cannot_be_used_is_named_once_and_the_run_trains(
     (warning,) = [text for text in warnings if "--cache" in text]
     assert mentions(warning, f"{unusable} cannot be used on node local written bucket")
     assert_whole(folder, CONFIG.stream(64))
+
+
+KEYS = [f"{label}/{number}.jpg" for label in ("cat", "dog") for number in range(10)]
+FIRST = {key: key.encode().ljust(100) for key in KEYS}
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "tar"])
+@pytest.mark.parametrize("size", [100, 250])
+def test_objects_that_were_replaced_are_read_again(
+    kind: str, size: int, tmp_path: Path, s3: PutObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder these alone, by the ETags in its index, of a list all, and nothing while nothing changes."""
+    session, bucket = LocalSession(folder_of(tmp_path)), f"replaced-{kind}-{size}"
+    (tmp_path / "list.csv").write_text("".join(f"s3://{bucket}/data/{key},{key[:3]}\n" for key in KEYS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "indexes"))
+
+    now: dict[str, bytes] = {}
+
+    def index() -> LabeledSource:
+        data = {"folder": f"s3://{bucket}/data", "list": f"{tmp_path}/list.csv", "tar": f"s3://{bucket}/data/*.tar"}
+        return labeled_images(data[kind])
+
+    def read(contents: dict[str, bytes]) -> int:
+        """Put objects, and return how many requests a start needs that reads all; they are what the bucket has."""
+        now.update(contents)
+        if kind != "tar":
+            s3(bucket, {f"data/{key}": content for key, content in contents.items()})
+        elif contents:
+            s3(bucket, {"data/1.tar": packed(now)})
+        source = index()
+        COUNTS.take()
+        with shared_cache(f"{tmp_path}/cache:1G", session.worker, "127.0.0.1", (source, source), session.warn):
+            assert [bytes(each) for each in source.files(np.arange(len(KEYS)))] == [now[key] for key in KEYS]
+        return COUNTS.take().requests
+
+    assert read(FIRST) == len(KEYS) and read({}) == 0
+    if kind == "tar":  # the time of its last change has seconds
+        time.sleep(1.1 - time.time() % 1)
+    assert read({"cat/3.jpg": b"new".ljust(size)}) == (1 if kind == "folder" else len(KEYS))
+    assert read({}) == 0
+    warnings = [message.text for message in session.messages if isinstance(message, RankWarning)]
+    assert len(warnings) == (kind == "list") and all(mentions(text, bucket) for text in warnings)
 
 
 def few(folder: Path, number: int) -> list[Path]:

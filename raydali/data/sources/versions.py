@@ -1,0 +1,42 @@
+"""What tells one version of a file from another: its size, and a number for its ETag.
+
+A listing of a bucket has both for each object, and they are kept here for the indexes that are made of the listing.
+"""
+
+from array import array
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Versions = NDArray[np.int64]
+"""(N, 2): sizes in bytes, -1 where unknown; and positive numbers for ETags, 0 where unknown, or negative times of the
+last change in ns, which tell versions apart, but may differ for the same content."""
+UNKNOWN = -1, 0
+
+LISTED: "dict[str, array[int]]" = {}
+"""By the URI of a listed root, the newest last: for each object a hash of BUCKET/KEY, and its version."""
+
+
+def tag_of(etag: str | None) -> int:
+    """Return the positive number for an ETag; 0 if there is none."""
+    if not etag:
+        return 0
+    try:
+        return int(etag[1:16], 16) + 1  # of an MD5 in quotes, as S3 has them
+    except ValueError:
+        return int.from_bytes(blake2b(etag.encode(), digest_size=7).digest()) + 1
+
+
+def versions_of(root: str, paths: Iterator[str]) -> Versions | None:
+    """Return the versions of files at these paths below a root, as the newest listings had them; None if one lacks."""
+    own, prefix = f"{root}/", f"{root.partition('://')[2]}/"
+    listed = [rows for name, rows in LISTED.items() if own.startswith(f"{name}/") or f"{name}/".startswith(own)]
+    if not any(listed):
+        return None
+    rows = np.concatenate(listed).reshape(-1, 3)
+    wanted = np.fromiter((hash(prefix + path) for path in paths), np.int64)
+    order = np.argsort(rows[:, 0], kind="stable")
+    found = rows[order[np.searchsorted(rows[:, 0], wanted, "right", sorter=order) - 1]]
+    return found[:, 1:] if (found[:, 0] == wanted).all() else None

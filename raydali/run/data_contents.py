@@ -1,0 +1,150 @@
+"""What the files of a run's data contain, which a resume and an evaluation compare.
+
+A fingerprint has names and labels: two class folders that exchange their names have the same one. So a run keeps, by
+the fingerprint, the versions of all files where their index has them, else of a keyed sample of `FILES`; and a hash of
+both ends of `CONTENTS` files. Times do not count: a copy is the same data.
+"""
+
+import io
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.sources import storage
+from raydali.data.sources.files import Files
+from raydali.data.sources.idx import IdxImages
+from raydali.data.sources.shards import Shards
+from raydali.data.sources.source import Source
+from raydali.data.sources.storage import ObjectPart
+from raydali.data.sources.versions import Versions
+from raydali.data.stream.counter_rng import keyed
+from raydali.errors import UsageError
+from raydali.run.folder import RunFolder
+from raydali.text import plural, summarize
+
+DATA_CONTENTS = "data_contents.npz"
+FILES, CONTENTS = 1000, 64
+"""Files whose versions are compared if the index has none, and files whose contents are."""
+ENDS = 4096
+"""Bytes at both ends of a file that are compared."""
+_THREADS = 32
+_SHOWN = 3
+
+Contents = dict[str, NDArray[np.int64]]
+"""Arrays by fingerprint, place of the index in its source, and kind."""
+
+
+def compared_contents(folder: RunFolder, sources: Iterable[Source]) -> tuple[str, Contents]:
+    """Compare what files contain with what the run has kept of samples with the same names and labels.
+
+    Returns:
+        How many files contain something else, with three examples, or an empty text; and what the run has to keep:
+        nothing if it has all of it.
+    """
+    kept: Contents = {}
+    if folder.exists(DATA_CONTENTS):
+        with np.load(io.BytesIO(folder.read(DATA_CONTENTS)), allow_pickle=False) as arrays:
+            kept = dict(arrays)
+    now: Contents = {}
+    paths, changed, compared = list[str](), 0, 0
+    for source in sources:
+        for place, files in enumerate(indexes_of(source)):
+            name, whole = f"{source.fingerprint}.{place}", np.arange(len(files))
+            sampled = sample(FILES, whole)
+            versions, hashes = _contents_of(files, sampled)
+            now |= {f"{name}.versions": versions, f"{name}.contents": hashes}
+            if f"{name}.versions" in kept:
+                was = kept[f"{name}.versions"]
+                if len(was) != len(versions):  # one of the indexes has only a sample of them
+                    was, versions = (each[sampled] if len(each) == len(files) else each for each in (was, versions))
+                ids = whole if len(versions) == len(files) else sampled
+                others = sample(CONTENTS, sampled)[_differ(kept[f"{name}.contents"], hashes, unknown=0)]
+                found = np.union1d(ids[_versions_differ(was, versions)], others)
+                paths += map(files.path, found[:_SHOWN].tolist())
+                changed, compared = changed + len(found), compared + len(ids)
+    text = f"{changed:,} of {plural(compared, 'file')} ({summarize(paths, _SHOWN, total=changed)})" if changed else ""
+    return text, now | kept if now.keys() - kept.keys() else {}
+
+
+def check_contents(folder: RunFolder, *sources: Source) -> Contents:
+    """Return what the run has to keep of its data.
+
+    Raises:
+        UsageError: files contain something else than when the run read them.
+    """
+    changed, contents = compared_contents(folder, sources)
+    if changed:
+        raise UsageError(
+            f"{folder} cannot be resumed with other contents in {changed}: give the earlier ones, or another --name; "
+            f"if these are right, remove its {DATA_CONTENTS}"
+        )
+    return contents
+
+
+def write_contents(folder: RunFolder, contents: Contents) -> None:
+    """Let a run keep the contents of its data, if there are any that it has not."""
+    if not contents:
+        return
+    made = io.BytesIO()
+    np.savez(made, allow_pickle=False, **contents)
+    folder.write(DATA_CONTENTS, made.getbuffer())
+
+
+def sample(number: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return one id in each of so many equal parts, or all if there are no more: so no large class is left out."""
+    edges = np.linspace(0, len(ids), min(number, len(ids)) + 1).astype(np.int64)
+    return ids[edges[:-1] + (keyed(len(ids), edges[:-1]) % np.diff(edges).astype(np.uint64)).astype(np.int64)]
+
+
+def indexes_of(source: Source) -> list[Files | Shards]:
+    """Return the indexes of a source: of pairs two; none if contents are in its fingerprint, or it is a user's own."""
+    parts = [source, *(getattr(source, name, None) for name in ("inputs", "targets", "videos"))]
+    return [part for part in parts if isinstance(part, Files | Shards) and not isinstance(part, IdxImages)]
+
+
+def _contents_of(files: Files | Shards, sampled: NDArray[np.int64]) -> tuple[Versions, NDArray[np.int64]]:
+    """Return the versions, of all files or of the sample, and hashes of both ends; what cannot be read is unknown."""
+    few, versions = files.parts(sample(CONTENTS, sampled)), files.versions
+    with ThreadPoolExecutor(_THREADS) as threads:
+        if versions is None:
+            found = threads.map(storage.version_of, (part.uri for part in files.parts(sampled)))
+            versions = np.array([*found], np.int64)
+        ids = sampled if len(versions) == len(files) else np.arange(len(sampled))
+        sizes = versions[sample(CONTENTS, ids), 0].tolist()
+        return versions, np.array([*threads.map(_hash_of_ends, few, sizes)], np.int64)
+
+
+def _hash_of_ends(part: ObjectPart, size: int) -> int:
+    """Return a positive hash of the first and the last bytes of a part; 0 if it cannot be read."""
+    length = next(length for length in (part.length, part.size, size) if length is not None)
+    hashed = blake2b(digest_size=7)
+    try:
+        for begin in sorted({0, max(0, length - ENDS)}):
+            hashed.update(_read(part.uri, part.offset + begin, min(ENDS, length)))
+    except OSError:
+        return 0
+    return int.from_bytes(hashed.digest()) + 1
+
+
+def _read(path: str, offset: int, length: int) -> bytes | memoryview:
+    if "://" in path:
+        return storage.fetch(ObjectPart(path, offset, length))
+    with Path(path).open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), length, offset)
+
+
+def _versions_differ(was: Versions, now: Versions) -> NDArray[np.bool_]:
+    # Negative numbers are times. If all ETags are others, the store is another one, or encrypts in another way.
+    tags = _differ(was[:, 1].clip(min=0), now[:, 1].clip(min=0), unknown=0)
+    known = (was[:, 1] > 0) & (now[:, 1] > 0)
+    return _differ(was[:, 0], now[:, 0], unknown=-1) | (tags & (not tags[known].all()))
+
+
+def _differ(was: NDArray[np.int64], now: NDArray[np.int64], unknown: int) -> NDArray[np.bool_]:
+    different: NDArray[np.bool_] = (was != now) & (was != unknown) & (now != unknown)
+    return different
