@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack
 
 from raydali.data.sources.file_list import ENDINGS, FileList, is_list, listed_paths
 from raydali.data.sources.file_rules import select_files
@@ -21,12 +21,7 @@ from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import is_folder
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
-from raydali.data.sources.validation_set import (
-    DEFAULT_FRACTION,
-    split,
-    warn_of_folder_inside,
-    warn_of_overlap,
-)
+from raydali.data.sources.validation_set import DEFAULT_FRACTION, split, warn_of_folder_inside, warn_of_overlap
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -194,29 +189,6 @@ def labeled_images(
     return images
 
 
-@overload
-def train_and_val(
-    data: str,
-    val_data: str | None = None,
-    root: str | None = None,
-    *,
-    val_fraction: float | None = None,
-    **columns: Unpack[ColumnOptions],
-) -> tuple[LabeledSource, LabeledSource]: ...
-
-
-@overload
-def train_and_val(
-    data: str,
-    val_data: str | None = None,
-    root: str | None = None,
-    *,
-    val_fraction: float | None = None,
-    scan: Scan,
-    **columns: Unpack[ColumnOptions],
-) -> tuple[LabeledFiles, LabeledFiles]: ...
-
-
 def train_and_val(
     data: str,
     val_data: str | None = None,
@@ -225,11 +197,11 @@ def train_and_val(
     val_fraction: float | None = None,
     scan: Scan | None = None,
     **columns: Unpack[ColumnOptions],
-) -> tuple[LabeledSource, LabeledSource]:
-    """The training and the validation images, of the same classes. Warns if validation would be meaningless.
+) -> tuple[Any, Any]:
+    """Return the training and the validation images, of the same classes. Warns if validation would be meaningless.
 
-    Without `val_data`, they are those in `train/` and `val/` of a folder. Class folders without these are split, see
-    `split`; with `val_fraction`, a list or shards are split too.
+    Each is a `LabeledSource`, with `scan` what that makes. Without `val_data`, they are those in `train/` and `val/` of
+    a folder. Class folders without these are split, see `split`; with `val_fraction`, a list or shards are split too.
 
     Args:
         data: a folder, of class folders or of tar shards, a list, or shards.
@@ -250,14 +222,12 @@ def train_and_val(
     parts = (data, val_data) if val_data is not None else _folders(data, val_fraction)
     check_column_options(*(parts or (data,)), root=root, **columns)
     if parts is None:
-        train, val = split(labeled_images(data, root, scan=scan, **columns), val_fraction or DEFAULT_FRACTION)
-    else:
-        train = labeled_images(parts[0], root, scan=scan, **columns)
-        val = labeled_images(parts[1], root, train.classes, scan, **columns)
-        check_classes(train, val)
-    if parts is not None:
-        warn_of_overlap(train, val)
-        warn_of_folder_inside(*parts)
+        return split(labeled_images(data, root, scan=scan, **columns), val_fraction or DEFAULT_FRACTION)
+    train = labeled_images(parts[0], root, scan=scan, **columns)
+    val = labeled_images(parts[1], root, train.classes, scan, **columns)
+    check_classes(train, val)
+    warn_of_overlap(train, val)
+    warn_of_folder_inside(*parts)
     return train, val
 
 
