@@ -1,6 +1,5 @@
 """Files with one class each, or several labels, for classifiers of images and of videos."""
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from raydali.text import plural, summarize
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
