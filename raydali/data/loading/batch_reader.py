@@ -148,9 +148,11 @@ class InputPrefetcher:
                     with self._running():
                         pipeline = self._pipeline.in_epoch(settled.counts_to)
                         inputs = pipeline.inputs(self._source, settled.read_ids, settled.draw_keys)
+                except MemoryError as error:
+                    raise InputsError(error) from error
                 except Exception as error:
                     is_file = isinstance(error, OSError)  # its message names the file
-                    if quarantine.blames(settled.read_ids, error) or (is_file and backoff.pause(error)):
+                    if quarantine.examine(settled.read_ids, again=True) or (is_file and backoff.pause(error)):
                         continue
                     raise (unreadable(str(error), error) if is_file else InputsError(error)) from error
                 self._read_shares[micro_batch.number] = (reading_seconds() - read) / (time.perf_counter() - began)

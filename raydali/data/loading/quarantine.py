@@ -142,14 +142,6 @@ class Quarantine:
         self.record(self._described(id, describe_error(error)) for id, error in errors.items())
         return bool(errors) or len(unknown) < len(set(map(int, ids)))
 
-    def blames(self, ids: Iterable[int] | NDArray[np.int64], error: Exception) -> bool:
-        """Return whether one of these samples causes an error of any type; it is known as broken then.
-
-        Raises:
-            DataError: one does, and this is `strict`.
-        """
-        return not isinstance(error, MemoryError) and self.examine(ids, again=True)
-
     def refusals(self, ids: Iterable[int]) -> dict[int, Exception]:
         """Read these samples on several threads, and return the errors by id."""
 

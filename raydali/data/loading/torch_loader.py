@@ -162,12 +162,13 @@ class _MicroBatches(Dataset[Loaded]):
                             samples[id, epoch] = quarantine.noticing(partial(pipeline.sample, self.source, id, epoch))
                         backoff.end()
                 break
+            except MemoryError:
+                backoff.end()
+                raise
             except Exception as error:
-                if quarantine.blames([id], error) or (isinstance(error, OSError) and backoff.pause(error)):
+                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and backoff.pause(error)):
                     continue
                 backoff.end()
-                if isinstance(error, MemoryError):
-                    raise
                 text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
                 raise unreadable(text, error) from error
         backoff.end()
