@@ -238,47 +238,41 @@ def _indexed(path: str, root: str | None, images: str = "", masks: str = "") -> 
 
 def _in_layout(root: str, ignored: int) -> "tuple[list[ImagePairs], tuple[str, ...], Lookup] | None":
     """Index a folder that is laid out as a public data set is unpacked; None if it is not."""
-    folders = {entry.name for entry in entries_or_none(root) if entry.is_folder}
+    folders, parts = {entry.name for entry in entries_or_none(root) if entry.is_folder}, ("train", "val")
     if {"JPEGImages", "SegmentationClass"} <= folders:
-        return _voc(root), VOC, lookup_of(range(len(VOC)), [ignored])
+        return [_voc(root, part) for part in parts], VOC, lookup_of(range(len(VOC)), [ignored])
     if {"leftImg8bit", "gtFine"} <= folders:
-        return _cityscapes(root), tuple(CITYSCAPES.values()), lookup_of(CITYSCAPES, [ignored], others=IGNORED)
+        lookup = lookup_of(CITYSCAPES, [ignored], others=IGNORED)
+        return [_cityscapes(root, part) for part in parts], tuple(CITYSCAPES.values()), lookup
     if {"images", "annotations"} <= folders:
         parts = "training", "validation"
-        below = [ImagePairs.scan(root, f"images/{part}", f"annotations/{part}") for part in parts]
+        pairs = [ImagePairs.scan(root, f"images/{part}", f"annotations/{part}") for part in parts]
         names = tuple(map(str, range(1, _ADE20K + 1)))
-        return below, names, lookup_of(range(1, _ADE20K + 1), [ignored], others=IGNORED)
+        return pairs, names, lookup_of(range(1, _ADE20K + 1), [ignored], others=IGNORED)
     return None
 
 
-def _voc(root: str) -> list[ImagePairs]:
-    pairs = []
-    for part in ("train", "val"):
-        path = f"{root}/ImageSets/Segmentation/{part}.txt"
-        try:
-            names = storage.read(path).decode().split()
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {storage.reason(error)}; give VOC as it is unpacked") from error
-        images = Files.from_list(root, [f"JPEGImages/{name}.jpg" for name in names])
-        pairs.append(ImagePairs(images, Files.from_list(root, [f"SegmentationClass/{name}.png" for name in names])))
-    return pairs
+def _voc(root: str, part: str) -> ImagePairs:
+    path = f"{root}/ImageSets/Segmentation/{part}.txt"
+    try:
+        names = storage.read(path).decode().split()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {storage.reason(error)}; give VOC as it is unpacked") from error
+    images = Files.from_list(root, [f"JPEGImages/{name}.jpg" for name in names])
+    return ImagePairs(images, Files.from_list(root, [f"SegmentationClass/{name}.png" for name in names]))
 
 
-def _cityscapes(root: str) -> list[ImagePairs]:
-    pairs = []
-    for part in ("train", "val"):
-        stems = [
-            f"{city}/{name.removesuffix('_leftImg8bit.png')}".lstrip("/")
-            for city, names in sorted(list_tree(f"{root}/leftImg8bit/{part}", of="images").items())
-            for name in sorted(names)
-            if name.endswith("_leftImg8bit.png")
-        ]
-        if not stems:
-            raise UsageError(f"{root}/leftImg8bit/{part} has no *_leftImg8bit.png: give Cityscapes as it is unpacked")
-        images = Files.from_list(root, [f"leftImg8bit/{part}/{stem}_leftImg8bit.png" for stem in stems])
-        masks = Files.from_list(root, [f"gtFine/{part}/{stem}_gtFine_labelIds.png" for stem in stems])
-        pairs.append(ImagePairs(images, masks))
-    return pairs
+def _cityscapes(root: str, part: str) -> ImagePairs:
+    stems = [
+        f"{city}/{name.removesuffix('_leftImg8bit.png')}".lstrip("/")
+        for city, names in sorted(list_tree(f"{root}/leftImg8bit/{part}", of="images").items())
+        for name in sorted(names)
+        if name.endswith("_leftImg8bit.png")
+    ]
+    if not stems:
+        raise UsageError(f"{root}/leftImg8bit/{part} has no *_leftImg8bit.png: give Cityscapes as it is unpacked")
+    images = Files.from_list(root, [f"leftImg8bit/{part}/{stem}_leftImg8bit.png" for stem in stems])
+    return ImagePairs(images, Files.from_list(root, [f"gtFine/{part}/{stem}_gtFine_labelIds.png" for stem in stems]))
 
 
 def _of_palette(pairs: ImagePairs) -> Sequence[str]:
