@@ -105,26 +105,23 @@ def main(options: Verify) -> None:
         counts: dict[str, Any] = {"samples": samples, "transparent": found.transparent, "for_pillow": found.for_pillow}
         counts |= {"skipped": skipped, "decoders": asked, "printed": found.printed}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
-    refusal = None
-    try:
-        for warning in class_warnings(sources[0]):
-            print(f"warning: {warning}", file=sys.stderr)
-    except UsageError as error:
-        if not broken and len(sources[0].classes) > 1:
-            refusal = error
-        else:
-            print(f"warning: {error}", file=sys.stderr)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
     if found.transparent:
         also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
     if found.for_pillow:
         also += f"; {found.for_pillow} that the DALI loader hands to Pillow"
+    if not broken:
+        print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
+    try:
+        for warning in class_warnings(sources[0]):
+            print(f"warning: {warning}", file=sys.stderr)
+    except UsageError as error:
+        if not broken and len(sources[0].classes) > 1:
+            raise
+        print(f"warning: {error}", file=sys.stderr)
     if broken:
         remedy = f"a job leaves them out with --exclude {options.output}" if options.output else "-o FILE lists them"
         raise DataError(f"found {plural(len(broken), 'broken sample')} among {samples}: {remedy}{also}; asked {asked}")
-    print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
-    if refusal is not None:
-        raise refusal
 
 
 _NAMES = {"av": "PyAV", "nvidia-dali-cuda120": "DALI", "pillow": "Pillow"}
