@@ -6,6 +6,7 @@ It reads labels, some masks (`MaskedImages.sample`), and some images, for an EXI
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -77,16 +78,14 @@ def _blended(source: MaskedImages) -> Iterator[str]:
     blended, borders = int(sample.between.sum()), max(1, sample.borders)
     if sample.jpegs:
         yield f"{sample.jpegs} of {plural(sample.masks, 'mask')} are JPEG, which is lossy; {remedy}"
-    elif (
-        np.count_nonzero(sample.between) > 2 and blended > MOST_BLENDED * borders
-    ):  # fewer values are those of thin classes
+    elif np.count_nonzero(sample.between) > 2 and blended > MOST_BLENDED * borders:  # thin classes have fewer values
         yield f"in {plural(sample.masks, 'mask')}, {blended / borders:.0%} of pixels at borders are blends; {remedy}"
 
 
 def _turned(source: ImagePairs | Coco) -> Iterator[str]:
     ids = range(0, len(source), -(-len(source) // _READ_FOR_EXIF))
     with ThreadPoolExecutor(_THREADS) as threads:
-        turned = [id for id, found in zip(ids, threads.map(partial(is_turned, source), ids), strict=True) if found]
+        turned = [*compress(ids, threads.map(partial(is_turned, source), ids))]
     if turned:
         other = "boxes" if isinstance(source, Coco) else "masks or partners"
         yield (

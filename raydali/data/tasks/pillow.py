@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +124,11 @@ def turned(pixels: Image.Image, image: ImageFile) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def orientation(image: ImageFile) -> Any:  # noqa: ANN401 (whatever the file says)
-    """Return an image's orientation in EXIF or XMP; 1 if they cannot be read. That of TIFF is applied by `load`."""
+def orientation(image: ImageFile) -> int:
+    """Return an image's orientation in EXIF or XMP, 1 to 8; 1 if they have no valid one. `load` applies a TIFF's."""
     try:
-        return image.getexif().get(ORIENTATION, 1)
+        value = image.getexif().get(ORIENTATION)
+        return int(value) if value in _TURNS else 1
     except (SyntaxError, ValueError, LookupError, TypeError, struct.error):
         return 1
 
