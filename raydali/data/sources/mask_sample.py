@@ -9,10 +9,6 @@ from numpy.typing import NDArray
 VALUES = 1 << 16
 
 
-def _zeros() -> NDArray[np.int64]:
-    return np.zeros(VALUES, np.int64)
-
-
 @dataclass
 class MaskSample:
     """The findings about some masks.
@@ -29,18 +25,19 @@ class MaskSample:
     is_whole: bool
     masks: int = 0
     jpegs: int = 0
-    values: NDArray[np.int64] = field(default_factory=_zeros)
-    pixels: NDArray[np.int64] = field(default_factory=_zeros)
+    values: NDArray[np.int64] = field(default_factory=lambda: np.zeros(VALUES, np.int64))
+    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(VALUES, np.int64))
     borders: int = 0
-    between: NDArray[np.int64] = field(default_factory=_zeros)
+    between: NDArray[np.int64] = field(default_factory=lambda: np.zeros(VALUES, np.int64))
 
-    def add(self, values: NDArray[Any], lookup: NDArray[np.uint8], unknown: int) -> None:
+    def add(self, values: NDArray[Any], is_jpeg: bool, lookup: NDArray[np.uint8], unknown: int) -> None:
         """Add the values (height, width) of a mask; `unknown` is the class in the lookup that prevents training."""
         left, here, right = (values[::4, begin : begin - 2 or None] for begin in range(3))
         between = here[(here > np.minimum(left, right)) & (here < np.maximum(left, right))]
         counts = np.bincount(values.ravel(), minlength=VALUES)
         of_classes = np.bincount(lookup, counts, VALUES).astype(np.int64)
         self.masks += 1
+        self.jpegs += is_jpeg
         self.values += counts
         self.pixels += of_classes * (not of_classes[unknown])
         self.borders += int((left != right).sum())

@@ -103,21 +103,19 @@ class MaskedImages(ImagePairs):
         sample = MaskSample(is_whole=len(order) == len(self))
         with ThreadPoolExecutor(_THREADS) as threads:
             while order and sample.values.sum() < MOST_PIXELS:
-                for values, is_jpeg in threads.map(self._read, order[:_MASKS_AT_ONCE]):
-                    if values is not None:
-                        sample.add(values, self.lookup, _UNKNOWN)
-                        sample.jpegs += is_jpeg
+                for mask in filter(None, threads.map(self._read, order[:_MASKS_AT_ONCE])):
+                    sample.add(*mask, self.lookup, _UNKNOWN)
                 order = order[_MASKS_AT_ONCE:]
         sample.is_whole &= not order
         return sample
 
-    def _read(self, id: int) -> tuple[NDArray[Any] | None, bool]:
-        """Return the values of a mask, None if it is broken; and whether it is a JPEG."""
+    def _read(self, id: int) -> tuple[NDArray[Any], bool] | None:
+        """Return the values of a mask, and whether it is a JPEG; None if it is broken."""
         try:
             content = self.targets.read(id)
             return mask_values(content, self.targets.path(id)), content.startswith(b"\xff\xd8")
         except Exception:
-            return None, False
+            return None
 
     @cached_property
     def fingerprint(self) -> str:
