@@ -125,10 +125,8 @@ def match(
             f"--weights {weights.origin} has {share:.0%} of this model, not {BODY_SHARE:.0%}: {summarize(unfit, 2)} "
             f"do not fit (the file has {summarize(state, 1)}): check --model and --image-size"
         )
-    layers: dict[str, set[str]] = {}
-    for name in body.keys() & dict(model.named_parameters()).keys():
-        layers.setdefault(name.rpartition(".")[0], set()).add(name)
-    if lacking := sorted(layer for layer, names in layers.items() if not names & loaded):
+    layers = [(name.rpartition(".")[0], name in loaded) for name, _ in model.named_parameters() if name in body]
+    if lacking := sorted({layer for layer, _ in layers} - {layer for layer, fits in layers if fits}):
         raise UsageError(
             f"--weights {weights.origin} has no weights that fit {plural(len(lacking), 'layer')} of this model, "
             f"{summarize(lacking, show=repr)}: check --model, or give --new-layers REGEX to train these anew"
