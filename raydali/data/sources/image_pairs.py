@@ -106,26 +106,24 @@ class ImagePairs:
         return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
 
 
-def in_splits(
-    root: str, splits: tuple[str, str], inputs: str, targets: str, fraction: float | None
-) -> list[ImagePairs]:
+def in_splits(root: str, splits: tuple[str, str], inputs: str, targets: str, share: float | None) -> list[ImagePairs]:
     """Index the pairs in the two folders of `splits`, or split those of a root that has inputs and targets itself.
 
     Args:
         root: see `ImagePairs.scan`.
         splits: the names of the folders of training and of validation pairs.
-        inputs: the folder of the inputs.
-        targets: the folder of the targets.
-        fraction: the share that validates if they are split. None: 0.1.
+        inputs: see `ImagePairs.scan`.
+        targets: see `ImagePairs.scan`.
+        share: the share that validates if they are split. None: 0.1.
 
     Raises:
-        UsageError: they cannot be indexed, or there is a fraction and nothing to split.
+        UsageError: they cannot be indexed, or there is a share and nothing to split.
     """
     root = absolute(root)
     if is_folder(f"{root}/{targets}") and not is_folder(f"{root}/{splits[0]}"):
-        return [*split(ImagePairs.scan(root, inputs, targets), fraction or DEFAULT_FRACTION)]
-    if fraction is not None:
-        raise UsageError(f"--val-fraction {fraction} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
+        return [*split(ImagePairs.scan(root, inputs, targets), share or DEFAULT_FRACTION)]
+    if share is not None:
+        raise UsageError(f"--val-fraction {share} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
     return [ImagePairs.scan(f"{root}/{each}", inputs, targets) for each in splits]
 
 
