@@ -10,7 +10,6 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
@@ -159,13 +158,14 @@ def has_one_value_per_channel(build: Callable[[], nn.Module], image: torch.Tenso
     The network is tried without memory, and if that fails on the CPU.
     """
     for device in ("meta", "cpu"):
-        with torch.device(device), torch.no_grad(), torch.random.fork_rng(devices=[]), suppress(Exception):
-            network = build()
-            try:
+        try:
+            with torch.device(device), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                network = build()
                 getattr(network, "raw_outputs", network)(image[None].to(device))
-            except ValueError as error:  # of torch.nn.functional.batch_norm
-                return "more than 1 value per channel" in str(error)
             return False
+        except Exception as error:
+            if "more than 1 value per channel" in str(error):  # of torch.nn.functional.batch_norm
+                return True
     return False
 
 
