@@ -286,7 +286,8 @@ def test_lists(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
     assert paths(tmp_path / "p.csv") == names(chosen)
     lines = (f'"{file.relative_to(tmp_path / "digits")}",7,x\n' for file in chosen)
     (tmp_path / "table.csv").write_text("\ufeffpath,label,other\n" + "".join(lines) + "\nno/such.jpg,1,y\n")
-    predict.main(options(run, tmp_path / "table.csv", tmp_path / "q.csv", root=str(tmp_path / "digits")))
+    with pytest.raises(CommandError, match=mentioning(f"1 image {tmp_path}/q.csv.broken.csv such.jpg")):
+        predict.main(options(run, tmp_path / "table.csv", tmp_path / "q.csv", root=str(tmp_path / "digits")))
     assert paths(tmp_path / "q.csv") == names(chosen)
     assert [row["path"] for row in rows(tmp_path / "q.csv.broken.csv")] == [str(tmp_path / "digits/no/such.jpg")]
 
