@@ -8,7 +8,6 @@ Each sample comes once, on any number of workers, in the order of its listing. T
 interruption.
 """
 
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +96,8 @@ def main(options: Predict) -> None:
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
             precision = result.precision
         writing.result()
-    rows, broken = predictions.join(parts, _categories(run.facts, classes))
+    ids = run.facts.get("category_ids", range(1, len(classes) + 1))  # in COCO's annotations, if the run knows them
+    rows, broken = predictions.join(parts, dict(zip(classes, ids, strict=True)))
     rate = f", {rate_text(done / seconds)} {kind.noun}s/s in {precision}" if done else ""
     print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
     if broken:
@@ -118,8 +118,3 @@ def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
         "precision": inference.precision,
         "settings": f"{type(inference.kind).__name__} {inference.kind.pipeline!r}",
     }
-
-
-def _categories(facts: Mapping[str, Any], classes: Sequence[str]) -> dict[str, int]:
-    """Return the ids of the classes in COCO's annotations; 1, 2, ... if the run does not know them."""
-    return dict(zip(classes, facts.get("category_ids", range(1, len(classes) + 1)), strict=True))
