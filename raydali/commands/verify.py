@@ -113,7 +113,7 @@ def main(options: Verify) -> None:
     if not broken:
         print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
     try:
-        for warning in class_warnings(sources[0]):
+        for warning in class_warnings(sources[0]) if options.split in ("train", "all") else ():
             print(f"warning: {warning}", file=sys.stderr)
     except UsageError as error:
         if not broken and len(sources[0].classes) > 1:

@@ -259,6 +259,14 @@ def test_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 sample, none broken" in _verified(tmp_path / "list.csv", "masks", set(), capsys, classes="3")
 
 
+def test_classes_without_a_validation_sample_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / name) if name.endswith("png") else (tmp_path / name).mkdir()
+    main(Verify(data=str(tmp_path), split="val", workers=1))
+    assert "1 sample, none broken" in capsys.readouterr().out
+
+
 def test_masks_of_another_convention_and_images_that_exif_turns_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
