@@ -48,7 +48,7 @@ def class_warnings(source: Any) -> Iterator[str]:  # noqa: ANN401 (of any task)
     else:
         return
     remedy = f"give --mask-values {numbers}, which are their values" if numbers else "correct the labels"
-    trained = [name for name, count in zip(names, counts.tolist(), strict=True) if count]
+    trained, missing = ([names[i] for i in np.flatnonzero(chosen)] for chosen in (counts > 0, counts == 0))
     if len(trained) + background < 2 and is_certain:
         if len(names) == 1 and not background:
             raise UsageError(f"{source}: {names[0]!r} is the only class, so nothing is learned: give at least two")
@@ -56,10 +56,10 @@ def class_warnings(source: Any) -> Iterator[str]:  # noqa: ANN401 (of any task)
         raise UsageError(f"{source}: {alone} would be trained, as others have no {noun} in {among}: {remedy}")
     if numbers:
         yield f"masks of {source} seem to number classes otherwise: {remedy}"
-    if len(trained) < len(names):
+    if missing:
         seen = f"; others have {counts[counts > 0].min():,} to {counts.max():,}" if trained else ""
-        without = summarize((name for name in names if name not in trained), show=repr)
-        yield f"{len(names) - len(trained)} of {plural(len(names), 'class')} have no {noun} in {among}: {without}{seen}"
+        without = summarize(missing, show=repr)
+        yield f"{len(missing)} of {plural(len(names), 'class')} have no {noun} in {among}: {without}{seen}"
 
 
 def _numbers(source: MaskedImages) -> str:
