@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
-from raydali.data.sources.versions import UNKNOWN, Versions, versions_of
+from raydali.data.sources.versions import Versions, versions_of
 from raydali.errors import UsageError
 
 # A path that needs no root.
@@ -176,7 +176,7 @@ class Files:
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
         """Where these files are, local ones too, with the size of those that have an ETag."""
-        versions = [UNKNOWN] * len(ids) if self.versions is None else self.versions[ids].tolist()
+        versions = [storage.UNKNOWN] * len(ids) if self.versions is None else self.versions[ids].tolist()
         return [
             storage.ObjectPart(_decoded(path), 0, None, size if tag > 0 else None, tag)
             for path, (size, tag) in zip(self.encoded_paths(ids), versions, strict=True)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydali.data.sources.read_counts import COUNTS
-from raydali.data.sources.versions import UNKNOWN, tag_of
 from raydali.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ answered, in which a busy server does not list a large bucket."""
 _LIST_RETRIES, _LISTED_AT_ONCE = 3, 10_000
 """The same for obstore; a listing that fails is one for pyarrow."""
 _GCS_RETRY_SECONDS = 20
+UNKNOWN = -1, 0
+"""Size and tag of a file that is not reached, see `versions.Versions`."""
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
     r"|(s3|gs|gcs)://[^/?#\s]*:"  # a key may contain slashes, and the rest looks like a path then
@@ -126,6 +128,16 @@ class ObjectPart(NamedTuple):
     length: int | None = None
     size: int | None = None
     tag: int = 0
+
+
+def tag_of(etag: str | None) -> int:
+    """Return the positive number for an ETag; 0 if there is none."""
+    if not etag:
+        return 0
+    try:
+        return int(etag[1:16], 16) + 1  # of an MD5 in quotes, as S3 has them
+    except ValueError:
+        return int.from_bytes(blake2b(etag.encode(), digest_size=7).digest()) + 1
 
 
 def read(uri: str) -> bytes:

@@ -5,7 +5,6 @@ A listing of a bucket has both for each object, and they are kept here for the i
 
 from array import array
 from collections.abc import Iterator
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +12,9 @@ from numpy.typing import NDArray
 Versions = NDArray[np.int64]
 """(N, 2): sizes in bytes, -1 where unknown; and positive numbers for ETags, 0 where unknown, or negative times of the
 last change in ns, which tell versions apart, but may differ for the same content."""
-UNKNOWN = -1, 0
 
 LISTED: "dict[str, array[int]]" = {}
 """By the URI of a listed root, the newest last: for each object a hash of BUCKET/KEY, and its version."""
-
-
-def tag_of(etag: str | None) -> int:
-    """Return the positive number for an ETag; 0 if there is none."""
-    if not etag:
-        return 0
-    try:
-        return int(etag[1:16], 16) + 1  # of an MD5 in quotes, as S3 has them
-    except ValueError:
-        return int.from_bytes(blake2b(etag.encode(), digest_size=7).digest()) + 1
 
 
 def versions_of(root: str, paths: Iterator[str]) -> Versions | None:
