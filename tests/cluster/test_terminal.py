@@ -33,9 +33,9 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_records_why(
 ) -> None:
     """With `nohup` it trains to its end."""
     folder, (terminal, inside) = RunFolder(str(tmp_path), "run"), os.openpty()
-    command = [*["nohup"] * nohup, sys.executable, IMAGENET, *OPTIONS, "--name", "run", "--storage", str(tmp_path)]
-    command += ["--epochs", "4" if nohup else "60"]
-    process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=lambda: os.login_tty(inside))
+    command = [*["nohup"] * nohup, sys.executable, str(ROOT / IMAGENET), *OPTIONS, "--name", "run"]
+    command += ["--storage", str(tmp_path), "--epochs", "4" if nohup else "60"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, preexec_fn=lambda: os.login_tty(inside))
     os.close(inside)
     (tmp_path / "log").touch()
     try:
