@@ -38,12 +38,11 @@ from raydali.commands.preview import Preview
 from raydali.commands.report import Report
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
-from raydali.errors import CommandError, DataError, StorageAway, UsageError
+from raydali.errors import UsageError
 from raydali.host.standard_streams import outlive_readers
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
-from raydali.output import mark_warnings, one_sentence, parse_options, require_docstrings
-from raydali.text import printable
+from raydali.output import exit_codes, mark_warnings, one_sentence, parse_options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -84,8 +83,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
         print(f"raydali {version('raydali')}")
         return None
-    try:
-        require_docstrings()
+    with exit_codes():
         for argument in given:
             refuse_secrets(argument)
         options = _parse(given)
@@ -98,41 +96,28 @@ def main(args: Sequence[str] | None = None) -> None:
             _print_json(run, options)
         else:
             run(options)
-    except UsageError as error:
-        print(printable(f"error: {error}", lines=True), file=sys.stderr)
-        sys.exit(2)
-    except (CommandError, DataError, StorageAway) as error:
-        print(printable(f"error: {error}", lines=True), file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    return None
 
 
-def _parse(given: list[str]) -> "DataclassInstance":
+def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command)
     refuse_removed_command(given, COMMANDS)
     words = 2 if given[:1] in (["bench"], ["cluster"]) else 1
     name, rest, style = " ".join(given[:words]), given[words:], (tyro.conf.DisallowNone,)
-    options: DataclassInstance
     if name == "train" and rest not in (["-h"], ["--help"]):  # the other options are the job's
         return Train(job=tuple(rest))
     if name in ("plan", "preview") and not {"-h", "--help"} & {*rest}:  # so are their other options
-        command: type[Any] = COMMANDS[name]
         with one_sentence(prog := f"raydali {name}"):
-            own, of_job = tyro.cli(command, prog=prog, args=rest, config=style, return_unknown_args=True)
-        options = replace(own, of_job=tuple(of_job))
-        return options
+            own, of_job = tyro.cli(COMMANDS[name], prog=prog, args=rest, config=style, return_unknown_args=True)
+        return replace(own, of_job=tuple(of_job))
     if name in COMMANDS:
         refuse_removed_options(rest, COMMANDS[name], name)
-        options = parse_options(COMMANDS[name], rest, f"raydali {name}")
-        return options
+        return parse_options(COMMANDS[name], rest, f"raydali {name}")
     if len(given) >= words and not given[words - 1].startswith("-"):
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
         instead = f"try raydali {near[0]}" if near else "raydali --help lists all"
         raise UsageError(f"raydali has no command {name}: {instead}")
     with one_sentence("raydali"):
-        options = _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
-    return options
+        return _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
 
 
 def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> None:

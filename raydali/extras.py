@@ -1,8 +1,7 @@
 """Packages that only some jobs and commands need, and the extras of raydali that install them."""
 
 import re
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import requires
 from importlib.util import find_spec
 from typing import Literal
 
@@ -21,16 +20,10 @@ def require_extra(extra: str, module: str, purpose: str) -> None:
         UsageError: it is not installed; the message says how to install it.
     """
     if find_spec(module) is None:
-        names = " ".join(_packages_of(extra)) or f"what raydali's extra {extra} lists"
+        # Not raydali[extra], since raydali is in no registry from which pip could install it.
+        required = [each for each in requires("raydali") or [] if re.search(rf"extra == .{extra}\b", each)]
+        names = " ".join(re.split(r"[^\w.-]", each)[0] for each in required)
         raise UsageError(f"{purpose} need the module {module}, which is not installed: pip install {names}")
-
-
-def _packages_of(extra: str) -> list[str]:
-    """Return the names of an extra's packages: raydali itself is in no registry from which pip could install it."""
-    with suppress(PackageNotFoundError):
-        required = requires("raydali") or []
-        return [re.split(r"[^\w.-]", each)[0] for each in required if re.search(rf"extra == .{extra}\b", each)]
-    return []
 
 
 def has_dali() -> bool:

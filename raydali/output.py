@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
-from raydali.errors import UsageError
+from raydali.errors import RaydaliError, UsageError
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import version
 from raydali.text import plural, printable
@@ -42,10 +42,20 @@ class _Printable(logging.Formatter):
         return printable(super().format(record), lines=True)
 
 
-def require_docstrings() -> None:
-    """Raise a UsageError under `python -OO`: Ray Train and DALI use their docstrings when they are imported."""
-    if sys.flags.optimize > 1:
-        raise UsageError("PYTHONOPTIMIZE=2 (python -OO) removes docstrings that Ray Train and DALI need: give 1")
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Print an error of the `with` block on standard error, and leave with its exit code."""
+    try:
+        if sys.flags.optimize > 1:
+            raise UsageError("PYTHONOPTIMIZE=2 (python -OO) removes docstrings that Ray Train and DALI need: give 1")
+        yield
+    except RaydaliError as error:
+        for line in [*getattr(error, "__notes__", []), f"error: {error}"]:
+            print(printable(line, lines=True), file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def machine() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raydali.errors import DataError
+from raydali.errors import DataError, RaydaliError
 
 SECONDS = 120.0
 """How long a call may take. What takes longer never ends."""
@@ -230,7 +230,8 @@ def serve(handle: int) -> None:
         try:
             answer = _packed((None, getattr(import_module(module), name)(*args)))
         except Exception as error:
-            error.add_note(traceback.format_exc())
+            if not isinstance(error, RaydaliError):  # whose message is sufficient
+                error.add_note(traceback.format_exc())
             answer = _packed((_sendable(error), None))
         with suppress(ConnectionError):
             _send(channel, *answer)

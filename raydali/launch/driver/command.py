@@ -20,7 +20,7 @@ import tyro
 
 from raydali.data.sources.cache import cache_with_runs
 from raydali.data.sources.storage import refuse_secrets
-from raydali.errors import StartError, SupersededError, TrainingError, UsageError
+from raydali.errors import UsageError
 from raydali.host import start_clock
 from raydali.host.background import Background
 from raydali.host.standard_streams import outlive_readers
@@ -28,9 +28,8 @@ from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.launch.removed_options import refuse_removed_options
-from raydali.output import mark_warnings, parse_options, require_docstrings
+from raydali.output import exit_codes, mark_warnings, parse_options
 from raydali.report.console import Console
-from raydali.text import printable
 from raydali.train.recipe import find_recipe
 
 Config = TypeVar("Config")
@@ -160,19 +159,7 @@ def run_main(main: Callable[[], None]) -> None:
     """
     sys.path.insert(0, str(Path.cwd()))
     outlive_readers(Background("output"))
-    try:
-        require_docstrings()
+    with exit_codes():
         if PLAN in os.environ:
             raise UsageError(f"{Path(sys.argv[0]).name} has no JOB that raydali could plan: see docs/own-data.md")
         main()
-    except UsageError as error:
-        print(printable(f"error: {error}", lines=True), file=sys.stderr)
-        sys.exit(2)
-    except (TrainingError, StartError, SupersededError) as error:
-        for note in getattr(error, "__notes__", []):
-            print(printable(note, lines=True), file=sys.stderr)
-        print(printable(f"error: {error}", lines=True), file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt as interrupt:
-        print(str(interrupt) or "interrupted", file=sys.stderr)
-        sys.exit(130)
