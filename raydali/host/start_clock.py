@@ -16,14 +16,6 @@ import psutil
 Mark = tuple[str, float]
 """The name of a phase, and the time at which it ended."""
 
-_DOING = {
-    "worker start": "joining the process group",
-    "process group": "building the model",
-    "model": "warm-up steps, or loading the first batch",
-    "first batch": "the first step",
-}
-"""What a worker does after a phase, until the end of the next phase here."""
-
 _marks: list[Mark] = []
 
 
@@ -48,12 +40,6 @@ def join(before: Sequence[Mark]) -> None:
     """Put the marks of the driver before those of this worker. In between is the phase `workers`."""
     if before and _marks:
         _marks[:] = [*before, ("workers", _marks[0][1]), *_marks[1:]]
-
-
-def doing() -> str:
-    """Return what this worker does before the end of its first step."""
-    ended = {phase for phase, _ in marks()}
-    return next((text for phase, text in reversed(_DOING.items()) if phase in ended), "imports")
 
 
 def phases() -> dict[str, float]:

@@ -39,7 +39,7 @@ class Heartbeat(WorkerMessage):
         stack: stack trace of the training thread if it has made no progress for a while.
         waits: whether the training thread waits for other ranks.
         joules: energy of the rank's GPU since the worker began to use it; None if it is not measured.
-        doing: what the rank does before its first step, and how busy its node is.
+        doing: the phase before the first step that has ended last, and how busy the rank's node is.
     """
 
     node: str

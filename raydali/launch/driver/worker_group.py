@@ -45,7 +45,7 @@ class WorkerGroup:
         errors: those that its workers have reported, oldest first.
         places: where its ranks run, by their heartbeats.
         joules: energy of their GPUs, as far as it is measured, likewise.
-        doing: what each rank does while it starts, likewise.
+        doing: what a rank does while it starts, by the newest heartbeat.
         is_placed: whether it has its places.
         hung: the processes that were killed because they held it up.
         is_training: whether it has completed its first step.
@@ -53,7 +53,7 @@ class WorkerGroup:
         is_late: whether it was ended because it was not ready in time.
         resize_to: the size of the group for which it must leave.
         leave_until: when it must have left for that.
-        began: when it was started; of the monotonic clock.
+        began, start_line_at: when it was started, and when the next line on its start is due; of the monotonic clock.
     """
 
     number: str
@@ -63,7 +63,7 @@ class WorkerGroup:
     errors: list[WorkerError] = field(default_factory=list)
     places: dict[int, WorkerAddress] = field(default_factory=dict)
     joules: dict[int, float] = field(default_factory=dict)
-    doing: dict[int, str] = field(default_factory=dict)
+    doing: str = ""
     is_placed: bool = False
     hung: set[WorkerAddress] = field(default_factory=set)
     is_training: bool = False
@@ -72,16 +72,15 @@ class WorkerGroup:
     resize_to: int | None = None
     leave_until: float = float("inf")
     began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.start_line_at = self.began + START_LINE_SECONDS
+    start_line_at: float = 0.0
 
     def take(self, message: Message) -> None:
         """Take a message of its workers."""
         match message:
             case Heartbeat():
                 self.watch.heartbeat(message)
-                self.places[message.rank], self.doing[message.rank] = (message.node_id, message.pid), message.doing
+                self.places[message.rank] = message.node_id, message.pid
+                self.doing = f"rank {message.rank}: {message.doing}"
                 if message.joules is not None:
                     self.joules[message.rank] = message.joules
             case HeartbeatEnded():
@@ -96,12 +95,11 @@ class WorkerGroup:
 
     def start_line(self, now: float) -> str:
         """Return a line on its start if it is time to by the monotonic clock; otherwise an empty text."""
-        if self.is_training or not self.is_placed or now < self.start_line_at:
+        if self.is_training or not self.is_placed or now < max(self.start_line_at, self.began + START_LINE_SECONDS):
             return ""
         self.start_line_at = now + START_LINE_SECONDS
-        begun = f"{len(self.doing)} of {plural(self.workers, 'worker process')} have started"
-        what = f"rank {min(self.doing)}: {self.doing[min(self.doing)]}" if self.doing else load()
-        return f"no first step after {now - self.began:.0f} s: {begun}; {what}"
+        begun = f"{len(self.places)} of {plural(self.workers, 'worker process')} have started"
+        return f"no first step after {now - self.began:.0f} s: {begun}; {self.doing or load()}"
 
     def places_of(self, ranks: Sequence[int]) -> dict[int, WorkerAddress]:
         """Return where these ranks run, as far as it is known."""

@@ -63,7 +63,8 @@ class HeartbeatThread:
             is_stuck = time.monotonic() - since > self._stack_after
             stack, waits = self._stack() if is_stuck else (None, False)
             facts: dict[str, Any] = {"count": count, "progress": self._progress(), "stack": stack, "waits": waits}
-            facts |= {"joules": self._joules(), "doing": f"{start_clock.doing()}; {load()}"}
+            *_, (phase, _) = [("", 0.0), *start_clock.marks()]  # without marks, the first step is complete
+            facts |= {"joules": self._joules(), "doing": f"its last phase that ended: {phase}; {load()}"}
             self._emit(Heartbeat(**self._address, node=self._node, started=started, **facts))
             self._closed.wait(HEARTBEAT_SECONDS)
 

@@ -3,11 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from ray import cloudpickle
 
-from raydali.host import start_clock
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.worker_group import START_LINE_SECONDS, WorkerGroup, pickle_modules_of_torch
 from raydali.run.messages import Heartbeat
@@ -39,15 +37,6 @@ def test_a_start_has_a_line_at_intervals() -> None:
     assert mentions(group.start_line(late + 25), "50 s 1 of 2 rank 1 building the model load average 9")
     group.is_training = True
     assert not group.start_line(late + 100)
-
-
-def test_a_phase_is_named_by_the_marks_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_clock, "_marks", [])
-    found = [start_clock.doing()]
-    for phase in ("worker start", "process group", "model", "process group", "compile", "first batch"):
-        start_clock.mark(phase)
-        found.append(start_clock.doing())
-    assert len(set(found)) == 5 and found[3] == found[4] == found[5]
 
 
 def test_a_job_may_import_torch_and_have_an_option_classes() -> None:
