@@ -62,9 +62,10 @@ class TensorBoard:
         now, new_event = time.time(), _event_message()
         events, rows = [], [record]
         if not self._begun:
-            there = self._steps()
-            earlier = (row for row in self._folder.rows(EPOCHS) if row["step"] < record["step"])
-            rows = [*(row for row in earlier if row["step"] not in there), record]
+            files = (self._folder.read(f"{FOLDER}/{file}") for file in self._folder.files(FOLDER))
+            shown = [event.step for file in files for event in events_of(file) if event.summary.value]
+            newest = shown[-1] if shown else -1  # later steps of earlier files were dropped before it
+            rows = [*(row for row in self._folder.rows(EPOCHS) if newest < row["step"] < record["step"]), record]
             events = [new_event(wall_time=now, file_version="brain.Event:2")]
         if record["step"] <= self._step:  # at the first epoch of this driver, and after a restart of its workers
             events.append(new_event(wall_time=now, step=record["step"], session_log={"status": _START}))
@@ -73,17 +74,6 @@ class TensorBoard:
             events.append(new_event(wall_time=now, step=row["step"], summary={"value": values}))
         self._folder.extend(self._file, b"".join(as_record(event.SerializeToString()) for event in events))
         self._begun, self._step = True, record["step"]
-
-    def _steps(self) -> set[int]:
-        """Return the steps whose numbers TensorBoard shows."""
-        steps = set[int]()
-        for file in self._folder.files(FOLDER):
-            for event in events_of(self._folder.read(f"{FOLDER}/{file}")):
-                if event.session_log.status == _START:
-                    steps = {step for step in steps if step < event.step}
-                elif event.summary.value:
-                    steps.add(event.step)
-        return steps
 
 
 def events_of(contents: bytes) -> Iterator[Any]:
