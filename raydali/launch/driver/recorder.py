@@ -40,19 +40,16 @@ class RunMetrics:
     def __init__(self, run: str) -> None:
         from ray.util.metrics import Counter, Gauge
 
-        text = "Restarts of the workers of this run, after failures and resizes."
-        self._restarts = Counter(RESTARTS, text, ("run",)).set_default_tags({"run": run})
-        text = "Broken samples of this run."
-        self._quarantined = Counter(QUARANTINED, text, ("run",)).set_default_tags({"run": run})
+        self._restarts = Counter(RESTARTS, "Restarts of the workers of this run, after failures and resizes.", ("run",))
+        self._quarantined = Counter(QUARANTINED, "Broken samples of this run.", ("run",))
+        self._ledger = {name: Gauge(gauge, text, ("run",)) for name, (gauge, text) in LEDGER_GAUGES.items()}
+        text = "Time for which workers of this run were held, by what it went to."
+        self._held = Gauge(HELD, text, ("run", "part"))
+        for metric in (self._restarts, self._quarantined, self._held, *self._ledger.values()):
+            metric.set_default_tags({"run": run})
         for counter in (self._restarts, self._quarantined):
             counter._record(0.0)  # so that Prometheus sees the first increment; `inc` refuses 0
         self._started = False
-        self._ledger = {
-            name: Gauge(gauge, text, ("run",)).set_default_tags({"run": run})
-            for name, (gauge, text) in LEDGER_GAUGES.items()
-        }
-        text = "Time for which workers of this run were held, by what it went to."
-        self._held = Gauge(HELD, text, ("run", "part")).set_default_tags({"run": run})
 
     def ledger(self, summary: Mapping[str, Any]) -> None:
         """Publish the ledger; Ray drops a gauge that was not set for 20 s."""
@@ -90,8 +87,6 @@ class RunRecorder:
         self._folder, self._track, self._warn = folder, track, warn
         self.background = Background("recorder")
         self.report, self._metrics = LiveReport(folder, warn), RunMetrics(folder.name)
-        self._ledger: Mapping[str, Any] = {}
-        self._written_ledger: Mapping[str, Any] = self._ledger
         self._unwritten: list[dict[str, Any]] = []
 
     def event(self, event: Event, at: float) -> None:
@@ -117,17 +112,15 @@ class RunRecorder:
     def ledger(self, summary: Mapping[str, Any]) -> None:
         """Publish the ledger of the run."""
         self._metrics.ledger(summary)
-        self._ledger = summary
-        self.background.calls.put(self._write_ledger)
+        self.background.calls.put(partial(self._write_ledger, summary))
 
-    def _write_ledger(self) -> None:
-        """Write the ledger, or if it is written, set the time of its file, as a sign of life."""
-        before, self._written_ledger = self._written_ledger, self._ledger
+    def _write_ledger(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Write the ledger; without one, set the time of its file, as a sign of life."""
         with suppress(OSError):  # the next write has it; an object store has no file whose time can be set
-            if self._written_ledger is before:
+            if summary is None:
                 os.utime(self._folder.path(LEDGER))
             else:
-                self._folder.write_json(LEDGER, self._written_ledger)
+                self._folder.write_json(LEDGER, summary)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
