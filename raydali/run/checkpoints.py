@@ -228,8 +228,8 @@ class CheckpointStore:
 
     def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
-        last, names = "", newest_first(self._folder)
-        for name in names:
+        last = ""
+        for name in newest_first(self._folder):
             if not self._folder.exists(f"{name}/{MANIFEST}"):
                 continue
             try:
@@ -249,7 +249,7 @@ class CheckpointStore:
                 f"no checkpoint in {self._folder} can be used ({', '.join(refused)}; {last}): "
                 "restore one, or give another --name"
             )
-        if why := lost_checkpoint(self._folder, names):
+        if why := lost_checkpoint(self._folder):
             raise StorageError(f"{self._folder} cannot go on: {why}: restore one, or give another --name")
         return None
 

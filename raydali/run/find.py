@@ -3,7 +3,6 @@
 import difflib
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -37,24 +36,20 @@ def look_at(folder: RunFolder) -> tuple[FolderKind, str]:
         best = [name for name in (BEST, BEST_OF_EARLIER_VERSIONS) if folder.exists(name)]
         if not is_run:
             weights = [*best, *checkpoints, *(name for name in folder.files("") if name.endswith(_WEIGHTS))]
-            why = f"it has {weights[0]}, but no {CONFIG}" if weights else lost_checkpoint(folder, checkpoints)
+            why = f"it has {weights[0]}, but no {CONFIG}" if weights else lost_checkpoint(folder)
             return ("foreign" if why else "empty"), why
         if any(folder.exists(f"{name}/{MANIFEST}") for name in checkpoints):
             return "run", ""
-        why = lost_checkpoint(folder, checkpoints) or (f"it has {best[0]}, but no checkpoint" if best else "")
+        why = lost_checkpoint(folder) or (f"it has {best[0]}, but no checkpoint" if best else "")
         has_finished = any(row["event"] == RunFinished.event for row in folder.rows(EVENTS))
         return ("stuck", why) if why and not has_finished else ("run", "")
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
 
 
-def lost_checkpoint(folder: RunFolder, names: Sequence[str]) -> str:
-    """Return a clause about a lost checkpoint of a run that has no complete one; empty if it has never saved one.
-
-    Args:
-        folder: the run's.
-        names: of the folders of its incomplete checkpoints, the newest first.
-    """
+def lost_checkpoint(folder: RunFolder) -> str:
+    """Return a clause about a lost checkpoint of a run that has no complete one; empty if it has never saved one."""
+    names = newest_first(folder)
     events = FirstCheckpoint.event, Left.event, Resumed.event  # earlier versions wrote only the last two
     steps = [row["step"] for row in folder.rows(EVENTS) if row["event"] in events and row["step"]]
     if not steps and not any(folder.exists(f"{name}/{REFUSED}") for name in names):
@@ -81,8 +76,7 @@ def find_run(run: str) -> RunFolder:
     try:
         folder.path()
     except UsageError as error:
-        text = f"{run} cannot be read: check name, credentials and endpoint: {error.__cause__}"
-        raise UsageError(text) from error
+        raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {error.__cause__}") from error
     kind, why = look_at(folder)
     if kind in ("empty", "foreign"):
         raise UsageError(f"{run} is not a run, since {why or f'it has no {CONFIG}'}: give {_others(run)}")
