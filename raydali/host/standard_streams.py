@@ -3,9 +3,11 @@
 import atexit
 import errno
 import io
+import operator
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,21 +19,14 @@ if TYPE_CHECKING:
 
 
 class _Output(io.FileIO):
-    """The bytes of standard output or standard error; they are lost if their reader has gone away.
+    """The bytes of standard output or standard error; they are lost if their reader has gone away."""
 
-    Attributes:
-        background: writes them if nothing may wait for their reader.
-    """
-
-    background: Background | None = None
+    call: Callable[[Callable[[], None]], object] = operator.call
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """Write all bytes, and return their number; raise a CommandError if their disk is full, for example."""
         content = bytes(data)
-        if self.background is None:
-            self._write(content)
-        else:
-            self.background.calls.put(partial(self._write, content))
+        self.call(partial(self._write, content))
         return len(content)
 
     def _write(self, content: bytes) -> None:
@@ -61,7 +56,7 @@ def outlive_readers(background: Background | None = None) -> None:
             setattr(sys, name, nowhere)
         elif mode == "w" and stream is getattr(sys, f"__{name}__"):
             output = _Output(stream.fileno(), "w", closefd=False)
-            output.background = background
+            output.call = operator.call if background is None else background.calls.put
             setattr(sys, name, io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True))
     if background is not None:
         atexit.register(lambda: background.done().wait())
