@@ -76,14 +76,19 @@ def in_processes(
     with TemporaryDirectory(prefix="raydali-") as folder:
 
         def results(part: range, found: _Found | Exception) -> Iterator[_Found]:
-            if not isinstance(found, ChildDiedError):
-                yield _result(found)
+            if not isinstance(found, Exception):
+                yield found
                 return
+            if not isinstance(found, ChildDiedError):
+                raise found
             for id in part:  # one after the other, to learn which one it is
                 try:
                     yield slow.call(_examined, (folder, range(id, id + 1)))
                 except ChildDiedError as died:
-                    yield killed(id, _reason(died))
+                    if died.signal == signal.SIGKILL:
+                        why = "a process was killed, perhaps because memory ran out: lower --workers"
+                        raise DataError(why) from died
+                    yield killed(id, str(died))
 
         try:
             _write(folder, examine)
@@ -100,18 +105,6 @@ def in_processes(
         finally:
             children.close()
             slow.close()
-
-
-def _result(found: _Found | Exception) -> _Found:
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _reason(died: ChildDiedError) -> str:
-    if died.signal == signal.SIGKILL:
-        raise DataError("a process was killed, perhaps because memory ran out: lower --workers") from died
-    return str(died)
 
 
 def _write(folder: str, examine: Callable[[range], Any]) -> None:

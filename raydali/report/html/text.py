@@ -153,9 +153,8 @@ def where(history: History) -> str | None:
 
 def settings(history: History) -> dict[str, str]:
     """The run's settings by name, without options that its devices do not have."""
-    on_cpu = (where(history) or "").endswith("cpu")
-    left_out = ("cuda_graph",) if on_cpu else ()
-    return {str(name): shown(value) for name, value in history.settings.items() if name not in left_out}
+    left_out = "cuda_graph" if (where(history) or "").endswith("cpu") else ""
+    return {str(name): shown(value) for name, value in history.settings.items() if name != left_out}
 
 
 def environment(history: History) -> dict[str, str]:
