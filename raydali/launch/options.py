@@ -54,6 +54,8 @@ class Bounds(NamedTuple):
     most: float | None = None
 
 
+_COMPARISONS = ("at least", operator.ge), ("above", operator.gt), ("below", operator.lt), ("at most", operator.le)
+"""The words and the operator of each of these bounds."""
 AT_LEAST_0, AT_LEAST_1 = Bounds(least=0), Bounds(least=1)
 
 
@@ -319,29 +321,15 @@ def _bounds_of(options: type) -> dict[str, Bounds]:
     }
 
 
-def require(
-    options: object,
-    name: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> None:
-    """Refuse a numeric option outside its range; one that was not given (None) passes.
+def require(options: object, name: str, **bounds: float | None) -> None:
+    """Refuse a numeric option outside its `Bounds`; one that was not given (None) passes.
 
     Raises:
         UsageError: naming the option, its value and the range.
     """
     value = getattr(options, name)
-    if value is None:
-        return
-    bounds = [
-        (least, "at least", operator.ge),
-        (above, "above", operator.gt),
-        (below, "below", operator.lt),
-        (most, "at most", operator.le),
-    ]
-    if not all(holds(value, bound) for bound, _, holds in bounds if bound is not None):
-        wanted = " and ".join(f"{word} {bound}" for bound, word, _ in bounds if bound is not None)
+    pairs = zip(_COMPARISONS, Bounds(**bounds), strict=True)
+    limits = [(word, holds, bound) for (word, holds), bound in pairs if bound is not None]
+    if value is not None and not all(holds(value, bound) for _, holds, bound in limits):
+        wanted = " and ".join(f"{word} {bound}" for word, _, bound in limits)
         raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, not {value}")
