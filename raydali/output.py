@@ -206,13 +206,12 @@ def one_sentence(prog: str) -> Iterator[None]:
 def _sentence(box: str, prog: str) -> str:
     """Return what a box of tyro says: a title, a text and hints, with rulers between them."""
     parts = (" ".join(part.split()) for part in re.split("[─-]{3,}", re.sub("[│╭╮╰╯]", " ", box)))
-    _, text, hint, *_ = [*parts, "", ""]
+    _, text, *_ = [*parts, ""]
     if choice := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", text):
         choices = sorted({*re.findall(r"'(.+?)'", choice[3])} - {"None"})
         return f"{choice[2]} must be one of {', '.join(choices)}, not {choice[1]}"
-    wrong = re.match(r"Error parsing (?:\S+/)?(--\S+): .*('.*')$", text)
-    if wrong and (kind := re.search(rf"{wrong[1]} (INT|FLOAT)", hint)):
-        return f"{wrong[1]} must be {'a whole number' if kind[1] == 'INT' else 'a number'}, not {wrong[2]}"
+    if wrong := re.match(r"Error parsing (?:\S+/)?(--\S+): (.* int\(\)|could not).*: ('.*')$", text):
+        return f"{wrong[1]} must be {'a whole number' if 'int' in wrong[2] else 'a number'}, not {wrong[3]}"
     text = re.sub(r"Missing value for argument '(.+)'\. Expected 1 values\.", r"\1 needs a value", text)
     text = re.sub(r"\bSTR |\.? \(required\)", "", text.replace(f"Missing from {prog}:", f"{prog} needs:"))
     return f"{text.rstrip('.')}: {prog} --help lists what it takes"

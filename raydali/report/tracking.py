@@ -110,9 +110,7 @@ def parse_trackers(track: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in track.split(","))) if track is not None else ()
     for name in names:
         if name == "tensorboard":
-            raise UsageError(
-                "--track tensorboard is not needed: each run writes tensorboard/; give only mlflow or wandb"
-            )
+            raise UsageError("--track tensorboard is not needed: each run writes tensorboard/; give mlflow or wandb")
         if name not in TRACKERS:
             raise UsageError(f"--track must be names such as {','.join(TRACKERS)}, separated by commas, not {name!r}")
         spec = find_spec(name)
@@ -166,9 +164,8 @@ def tracked(
             try:
                 tracker = TRACKERS[name](folder, settings, ids.get(name))
             except Exception as error:
-                raise UsageError(
-                    f"--track {name} cannot start: {reason(error)}; correct that, or leave it out"
-                ) from error
+                text = f"--track {name} cannot start: {reason(error)}; correct that, or leave it out"
+                raise UsageError(text) from error
             trackers[name] = tracker
             if ids.get(name) != tracker.id:
                 ids[name] = tracker.id
