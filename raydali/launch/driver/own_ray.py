@@ -78,20 +78,17 @@ def own_ray(cpus: int, warn: Callable[[str], None]) -> Iterator[Callable[[], Non
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     folder = tempfile.mkdtemp(prefix="raydali-", dir="/tmp")
-    keep_logs = False
-    try:
-        with _started(folder, cpus, warn) as check:
-            yield check
-    except (UsageError, SupersededError):
-        raise
-    except Exception as error:
-        if not isinstance(error, StartError):
-            error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
-        keep_logs = True
-        raise
-    finally:
-        if not keep_logs:
-            shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            with _started(folder, cpus, warn) as check:
+                yield check
+        except Exception as error:
+            if not isinstance(error, UsageError | SupersededError):
+                at_end.pop_all()  # the logs are kept
+                if not isinstance(error, StartError):
+                    error.add_note(f"the logs of all processes are in {folder}/session_latest/logs")
+            raise
 
 
 @contextmanager
