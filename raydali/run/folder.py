@@ -166,13 +166,14 @@ class RunFolder:
 
     def files(self, folder: str) -> list[str]:
         """Return the names of the files in a sub-folder, sorted; none if it does not exist."""
-        return sorted(info.base_name for info in self._infos(folder) if info.is_file)
+        return sorted(info.base_name for info in self.infos(folder) if info.is_file)
 
     def folders(self) -> list[str]:
         """Return the names of the sub-folders, sorted."""
-        return sorted(info.base_name for info in self._infos("") if not info.is_file)
+        return sorted(info.base_name for info in self.infos("") if not info.is_file)
 
-    def _infos(self, folder: str) -> list[arrow_fs.FileInfo]:
+    def infos(self, folder: str) -> list[arrow_fs.FileInfo]:
+        """Return what is known of the contents of a sub-folder; nothing if it does not exist."""
         selector = arrow_fs.FileSelector(self.path(folder), allow_not_found=True)
         infos: list[arrow_fs.FileInfo] = self._with_retry(lambda: self.filesystem.get_file_info(selector))
         return infos

@@ -144,7 +144,7 @@ def _found(
     closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
     begun, trained = group["joules_begun"], group["released"] - group["begun"]
     step = newest_step(folder) or 0
-    sizes = {name: _size(folder, name) for name in (name_of(step), "best")}
+    sizes = {name: sum(info.size or 0 for info in folder.infos(name)) for name in (name_of(step), "best")}
     costs = next((each["costs"] for each in events if each["event"] == "sizes"), ())
     measured = Measured(records, settings["batch_size"], settings["checkpoint_every"], costs)
     run = Forecast(
@@ -192,13 +192,6 @@ def _found(
             "end_seconds": round(run.ending, 3),
         },
     }
-
-
-def _size(folder: RunFolder, name: str) -> int:
-    from pyarrow import fs
-
-    selector = fs.FileSelector(folder.path(name), allow_not_found=True)
-    return sum(info.size or 0 for info in folder.filesystem.get_file_info(selector))
 
 
 def _show(found: dict[str, Any]) -> None:
