@@ -22,16 +22,19 @@ class Event(Message):
 
     Attributes:
         event: the event's name in the row.
+        _unrecorded, _optional: facts that the row lacks, and facts that it lacks if they are None or False.
         seconds: time since the driver began to listen, added by the driver; None for the driver's own events.
     """
 
     event: ClassVar[str]
     _unrecorded: ClassVar[tuple[str, ...]] = ()
+    _optional: ClassVar[tuple[str, ...]] = ()
     seconds: float | None = None
 
     def row(self) -> dict[str, Any]:
         """Return the row without the time, which the driver adds."""
-        facts = {name: value for name, value in asdict(self).items() if name not in self._unrecorded}
+        lacking = [*self._unrecorded, *(name for name in self._optional if getattr(self, name) in (None, False))]
+        facts = {name: value for name, value in asdict(self).items() if name not in lacking}
         seconds = facts.pop("seconds")
         return {"event": self.event, **facts} | ({} if seconds is None else {"seconds": seconds})
 
@@ -198,7 +201,7 @@ class Failure(GroupEnded):
     """
 
     event = "failure"
-    _unrecorded = ("places",)
+    _unrecorded, _optional = ("places",), ("starting",)
     ranks: Sequence[int]
     killed: Sequence[int]
     error: str
@@ -210,10 +213,6 @@ class Failure(GroupEnded):
     nodes: Sequence[str] = ()
     left_out: Sequence[str] = ()
 
-    def row(self) -> dict[str, Any]:
-        """Return the row; it has `starting` only if this is true."""
-        return {name: value for name, value in super().row().items() if name != "starting" or value}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption(GroupEnded):
@@ -224,14 +223,11 @@ class Preemption(GroupEnded):
     """
 
     event = "preemption"
+    _optional = ("killed", "places")
     ranks: Sequence[int]
     killed: Sequence[int] | None = None
     places: Mapping[int, WorkerAddress] | None = None
     error: str
-
-    def row(self) -> dict[str, Any]:
-        """Return the row without values that are None."""
-        return {name: value for name, value in super().row().items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
