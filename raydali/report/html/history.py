@@ -196,14 +196,6 @@ class History:
         return [name.removeprefix(VALIDATION) for name in shown]
 
     @property
-    def samples_of_classes(self) -> dict[str, int]:
-        """Number of training samples of each class; empty if model.json does not say it."""
-        with suppress(Exception):  # runs of earlier versions, and of other tasks, have none
-            found = json.loads(self.files[MODEL])
-            return {str(name): int(n) for name, n in zip(found["classes"], found["samples_of_classes"], strict=True)}
-        return {}
-
-    @property
     def best(self) -> tuple[str, float, int] | None:
         """Metric, score and epoch of the weights in best/; None if model.json does not say it."""
         with suppress(Exception):  # runs of earlier versions have none

@@ -1,15 +1,18 @@
 """The texts on a run: its numbers, its state, its environment, and its recipe."""
 
+import json
 import math
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from raydali.errors import UsageError
 from raydali.report.html.history import VALIDATION, History, Status, number
 from raydali.run.ledger import energy_of
+from raydali.run.model_file import MODEL
 from raydali.text import duration, plural
 from raydali.train.recipe import Recipe, find_recipe
 
@@ -171,8 +174,10 @@ def environment(history: History) -> dict[str, str]:
                 if not values or value != list(values.values())[-1]:
                     values[f"from step {count(step)}: " if step else ""] = value
     texts = {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
-    if samples := ", ".join(f"{name} {n:,}" for name, n in history.samples_of_classes.items()):
-        texts["samples of each class"] = shortened(samples)
+    with suppress(Exception):  # runs of earlier versions, and of other tasks, have none
+        model = json.loads(history.files[MODEL])
+        pairs = zip(model["classes"], model["samples_of_classes"], strict=True)
+        texts["samples of each class"] = shortened(", ".join(f"{name} {n:,}" for name, n in pairs))
     return texts
 
 
