@@ -22,7 +22,7 @@ from raydali.run.events import (
     StorageRetried,
 )
 from raydali.run.messages import EpochEnded, Message, Note, Placed, Progress, RankFigures, RankWarning
-from raydali.text import numbered, plural, printable, rate_text
+from raydali.text import number, numbered, plural, printable, rate_text
 
 _Column = tuple[str, str, int, str]
 # Heading, name in a record of `epochs.jsonl` or in its validation, width, format.
@@ -58,9 +58,7 @@ QUARANTINED_SHOWN = 5
 
 
 def _cell(value: float | None, form: str) -> str:
-    if value is None:
-        return "-"
-    return rate_text(value) if form == "rate" else format(value, form)
+    return rate_text(value) if form == "rate" and value is not None else number(value, form)
 
 
 class Console:
