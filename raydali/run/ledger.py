@@ -194,7 +194,7 @@ class Ledger:
     def _have(self, figure: Callable[[Segment], float | None], seconds: float) -> bool:
         """Return whether segments have this figure, but for a small share of so many seconds of workers."""
         lacking = sum(each.seconds * each.world_size for each in self._segments if not figure(each))
-        return bool(self._segments) and lacking <= MOST_UNMEASURED * seconds
+        return bool(self._segments) and seconds > 0 and lacking <= MOST_UNMEASURED * seconds
 
     def summary(self, now: float, price: float | None = None) -> dict[str, Any]:
         """Return the contents of `ledger.json`.
@@ -233,7 +233,6 @@ class Ledger:
         covered = sum(((group.released or now) - group.placed) * group.workers for group in counted)
         flops = sum(each.flops for each in self._segments)
         peak = max((each.peak_flops for each in self._segments), default=0.0)
-        has_goodput = closed > 0 and self._have(self._ceiling_of, closed)
         return {
             "since": round(since, 3),
             "until": round(until, 3),
@@ -244,7 +243,7 @@ class Ledger:
             },
             "worker_seconds": {"held": round(held, 3), **{part: round(parts[part], 3) for part in PARTS}},
             **{kind: {stage: round(each, 3) for stage, each in of.items()} for kind, of in stages.items()},
-            "goodput": round(parts["ceiling"] / closed, 4) if has_goodput else None,
+            "goodput": round(parts["ceiling"] / closed, 4) if self._have(self._ceiling_of, closed) else None,
             "mfu": round(flops / (peak * held), 4) if peak and self._have(lambda each: each.flops, closed) else None,
             "kwh": round(sum(group.joules or 0.0 for group in counted) / 3.6e6, 6) if counted else None,
             "kwh_share": round(covered / held, 4) if held and counted else None,

@@ -18,10 +18,7 @@ from raydali.text import numbered
 RESTARTS = "raydali_restarts"
 QUARANTINED = "raydali_quarantined"
 LEDGER_GAUGES = {
-    "goodput": (
-        "raydali_goodput_ratio",
-        "Share of the time workers were held in which they trained at the ceiling.",
-    ),
+    "goodput": ("raydali_goodput_ratio", "Share of the held time in which workers trained at the ceiling."),
     "kwh": ("raydali_energy_kwh", "Energy of the GPUs that this run has used."),
     "cost_usd": ("raydali_cost_usd", "Cost of this run by --price."),
 }
