@@ -72,6 +72,8 @@ def main(options: Up | Down | Status) -> None:
 
 
 def _up(options: Up, folder: Path) -> None:
+    from ray.util import get_node_ip_address
+
     earlier = head.read_folder(folder)
     if earlier is not None:
         if processes.members(earlier.mark):
@@ -79,10 +81,9 @@ def _up(options: Up, folder: Path) -> None:
         shutil.rmtree(folder)
     config = head.config_of(options.file or head.STANDARD)
     ports = head.Ports.checked(options.port, options.dashboard_port, options.client_port)
-    address = head.address_of_this_machine()
     cluster = head.State(
         mark=uuid.uuid4().hex,
-        head=f"{address}:{ports.ray}",
+        head=f"{get_node_ip_address()}:{ports.ray}",
         dashboard=f"http://127.0.0.1:{ports.dashboard}",
         started=time.time(),
     )

@@ -174,16 +174,6 @@ def config_of(file: str) -> dict[str, Any]:
     return config
 
 
-def address_of_this_machine() -> str:
-    """Return the address that Ray's nodes on this machine choose by default."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("8.8.8.8", 80))  # as in Ray; nothing is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
-
-
 def ray_start(options: Sequence[str]) -> list[str]:
     """Return the command line that starts a node of Ray and stays in the foreground."""
     return [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *options]
