@@ -165,30 +165,26 @@ def _load_video(source: LabeledFiles, id: int) -> None:
 
 def ask_decoders(files: Sequence[bytes]) -> list[Seen]:
     """Have DALI and Pillow decode the contents of files. MemoryError is raised; other errors are in the results."""
+    from raydali.data.tasks.dali_trial import decoded_files
+
     seen = [Seen() for _ in files]
     plain = [place for place, data in enumerate(files) if plain_shape(memoryview(data)) is not None]
     by_dali: dict[int, Pixels | str] = {}
     take_output()
     for group in _groups(files, plain):
-        images = _by_dali([files[place] for place in group])
+        images = decoded_files([files[place] for place in group])
         by_dali.update(zip(group, images, strict=True))
         if (printed := take_output()) and len(group) == 1:
             seen[group[0]].printed = printed
         elif printed:  # by which one?
             for place in group:
-                _by_dali([files[place]])
+                decoded_files([files[place]])
                 seen[place].printed = take_output()
         for place in group:
             _ask_pillow(seen[place], files[place], by_dali.pop(place))
     for place in sorted({*range(len(files))} - {*plain}):
         _ask_pillow(seen[place], files[place], "not plain")
     return seen
-
-
-def _by_dali(files: Sequence[bytes]) -> Sequence[Pixels | str]:
-    from raydali.data.tasks.dali_trial import decoded_files
-
-    return decoded_files(files)
 
 
 def _groups(files: Sequence[bytes], places: Sequence[int]) -> Iterator[list[int]]:
