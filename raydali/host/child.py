@@ -101,11 +101,6 @@ class Child:
         RUNNING.add(self._process.pid)
         self._channel = Connection(here.detach())
 
-    def kill(self) -> None:
-        """End the process from another thread: the call that is under way raises a ChildDiedError."""
-        if (process := self._process) is not None:
-            process.kill()
-
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
@@ -155,8 +150,9 @@ class Children:
         """End all processes: at once, or when they have done what is under way, and have called a function."""
         self._threads.shutdown(wait=function is not None, cancel_futures=True)
         while any(thread.is_alive() for thread in self._threads._threads):  # again, since one may be starting
-            for child in self._all:
-                child.kill()
+            for process in [child._process for child in self._all]:
+                if process is not None:
+                    process.kill()
             time.sleep(0.01)
         for child in self._all:
             if function is not None:

@@ -156,10 +156,8 @@ def _begun(folder: str) -> Callable[[range], Any]:
     with Path(folder, "arrays").open("rb") as file:
         empty = not any(length for _, length in spans)
         arrays = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    examine: Callable[[range], Any] = pickle.loads(
-        pickled, buffers=[arrays[begin : begin + length] for begin, length in spans]
-    )
-    return examine
+    buffers = [arrays[begin : begin + length] for begin, length in spans]
+    return pickle.loads(pickled, buffers=buffers)  # type: ignore[no-any-return]
 
 
 def _examined(part: tuple[str, range]) -> Any:  # noqa: ANN401 (whatever the function returns)
