@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -39,13 +39,11 @@ from raydali.commands.report import Report
 from raydali.commands.verify import Verify
 from raydali.data.sources.storage import refuse_secrets
 from raydali.errors import UsageError
+from raydali.host.facts import version
 from raydali.host.standard_streams import outlive_readers
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
 from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
 from raydali.output import exit_codes, mark_warnings, one_sentence, parse_options
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 DESCRIPTION = """Train models; measure and check the data, the machines and the runs.
 
@@ -79,16 +77,15 @@ def main(args: Sequence[str] | None = None) -> None:
     outlive_readers()
     mark_warnings()
     if given == ["--version"]:
-        from importlib.metadata import version
-
         print(f"raydali {version('raydali')}")
-        return None
+        return
     with exit_codes():
         for argument in given:
             refuse_secrets(argument)
         options = _parse(given)
         if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
-            return main(["--tyro-print-completion", options.shell])
+            main(["--tyro-print-completion", options.shell])
+            return
         if isinstance(options, InferenceOptions):
             os.environ.setdefault(*WAIT_POLICY)
         run: Callable[[Any], object] = sys.modules[type(options).__module__].main
@@ -96,7 +93,6 @@ def main(args: Sequence[str] | None = None) -> None:
             _print_json(run, options)
         else:
             run(options)
-    return None
 
 
 def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command)
@@ -120,7 +116,7 @@ def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command
         return _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
 
 
-def _print_json(run: Callable[[Any], object], options: "DataclassInstance") -> None:
+def _print_json(run: Callable[[Any], object], options: Any) -> None:  # noqa: ANN401 (the dataclass of a command)
     """Run a command with its JSON on standard output and everything else on standard error."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "found.json")
