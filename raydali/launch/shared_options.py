@@ -253,9 +253,7 @@ class MultiLabelOptions(LabeledDataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_data(self, self.data, "image_column")
-        if self.multi_label:
-            require_data(self, self.data, "multi_label")
+        require_data(self, self.data, "image_column", "multi_label")
 
     @property
     def reading(self) -> dict[str, Any]:
