@@ -28,10 +28,7 @@ def require_extra(extra: str, module: str, purpose: str) -> None:
 
 def has_dali() -> bool:
     """Return whether NVIDIA DALI is installed, without importing it; there is none for macOS."""
-    try:
-        spec = find_spec("nvidia.dali")
-    except ModuleNotFoundError:  # there is no package of NVIDIA at all
-        return False
+    spec = find_spec("nvidia") and find_spec("nvidia.dali")
     return spec is not None and spec.origin is not None  # without an origin, an empty folder was left behind
 
 

@@ -51,7 +51,6 @@ class TensorBoard:
         # TensorBoard reads a run's files by the order of their names.
         self._file = f"{FOLDER}/events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
         self._step = math.inf
-        self._begun = False
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a line of `epochs.jsonl`.
@@ -61,7 +60,7 @@ class TensorBoard:
         """
         now, new_event = time.time(), _event_message()
         events, rows = [], [record]
-        if not self._begun:
+        if self._step == math.inf:
             files = (self._folder.read(f"{FOLDER}/{file}") for file in self._folder.files(FOLDER))
             shown = [event.step for file in files for event in events_of(file) if event.summary.value]
             newest = shown[-1] if shown else -1  # later steps of earlier files were dropped before it
@@ -73,7 +72,7 @@ class TensorBoard:
             values = [{"tag": tag, "simple_value": value} for tag, value in scalars(row).items()]
             events.append(new_event(wall_time=now, step=row["step"], summary={"value": values}))
         self._folder.extend(self._file, b"".join(as_record(event.SerializeToString()) for event in events))
-        self._begun, self._step = True, record["step"]
+        self._step = record["step"]
 
 
 def events_of(contents: bytes) -> Iterator[Any]:

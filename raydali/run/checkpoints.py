@@ -171,10 +171,8 @@ class CheckpointStore:
         if not self._failures:
             self._failing_since = time.monotonic()
         self._why, self._failures = why, self._failures + 1
-        step = self._unsaved.step
-        self._emit(
-            CheckpointFailed(step=step, path=f"{self._folder}/{name_of(step)}", reason=why, in_a_row=self._failures)
-        )
+        step, path = self._unsaved.step, f"{self._folder}/{name_of(self._unsaved.step)}"
+        self._emit(CheckpointFailed(step=step, path=path, reason=why, in_a_row=self._failures))
 
     def _tidy(self, step: int) -> None:
         """Delete old checkpoints, and incomplete ones that killed processes have left."""

@@ -95,8 +95,7 @@ def place_of(run: str) -> str:
 
 def _others(run: str) -> str:
     """Return what may have been meant instead."""
-    usual = os.path.expanduser(USUAL_STORAGE)  # noqa: PTH111
-    names = [path.parent.name for path in Path(usual).glob(f"*/{CONFIG}")]
+    names = [path.parent.name for path in Path(USUAL_STORAGE).expanduser().glob(f"*/{CONFIG}")]
     near = difflib.get_close_matches(run.rstrip("/").rpartition("/")[2], names, n=3, cutoff=0.6)
     return " or ".join(near) or "a run's folder, or its name"
 

@@ -84,10 +84,8 @@ def resume_hint(folder: RunFolder) -> str:
     """Describe what an interrupted run can be resumed from."""
     with suppress(OSError):
         if newest_step(folder) is None:
-            return (
-                "interrupted before the first checkpoint, so nothing is saved: the same command starts from the "
-                "beginning"
-            )
+            saved = "nothing is saved: the same command starts from the beginning"
+            return f"interrupted before the first checkpoint, so {saved}"
     return f"interrupted: the same command with --name {folder.name} resumes it"
 
 

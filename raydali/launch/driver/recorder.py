@@ -40,8 +40,7 @@ class RunMetrics:
         self._restarts = Counter(RESTARTS, "Restarts of the workers of this run, after failures and resizes.", ("run",))
         self._quarantined = Counter(QUARANTINED, "Broken samples of this run.", ("run",))
         self._ledger = {name: Gauge(gauge, text, ("run",)) for name, (gauge, text) in LEDGER_GAUGES.items()}
-        text = "Time for which workers of this run were held, by what it went to."
-        self._held = Gauge(HELD, text, ("run", "part"))
+        self._held = Gauge(HELD, "Time for which workers of this run were held, by what it went to.", ("run", "part"))
         for metric in (self._restarts, self._quarantined, self._held, *self._ledger.values()):
             metric.set_default_tags({"run": run})
         for counter in (self._restarts, self._quarantined):
