@@ -241,7 +241,7 @@ class TrainingOptions(LaunchOptions):
     """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
     Default: yes; a resume keeps it."""
     cuda_graph: bool = True
-    """On GPUs, replay forward and backward as one CUDA graph, if each worker has one micro-batch per step."""
+    """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
     ceiling: bool = True
     """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
     loader: Literal["dali", "torch", "resident", "synthetic"] | None = None

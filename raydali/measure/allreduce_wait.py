@@ -21,14 +21,14 @@ class AllReduceTimer:
 
     Args:
         parameters: the trained parameters of a model; the first one gets its gradient last.
-        in_pass: whether DistributedDataParallel waits for it in the backward pass; otherwise it follows, and `end` is
-            called after it.
+        in_pass: whether DistributedDataParallel waits for it in the backward pass; otherwise it follows, between
+            calls of `begin` and `end`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, in_pass: bool) -> None:
-        for first in parameters[:1]:
-            first.register_post_accumulate_grad_hook(self._has_gradients)
-        self._in_pass = in_pass
+        for first in parameters[:1] if in_pass else ():
+            first.register_post_accumulate_grad_hook(lambda _: self.begin())
+        self._in_pass, self._on_gpu = in_pass, any(parameter.is_cuda for parameter in parameters)
         self._meter: EpochMeter | None = None
         self._captured: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._look_at = 0.0
@@ -46,19 +46,20 @@ class AllReduceTimer:
         ended.synchronize()
         meter.sample_exchange(begun.elapsed_time(ended) / 1000)
 
-    def end(self) -> None:
-        """Note the end of an all-reduce after the backward pass, in the CUDA graph that is being captured, if any."""
-        if self._captured is not None and torch.cuda.is_current_stream_capturing():
-            self._captured[1].record()
-
-    def _has_gradients(self, gradient: torch.Tensor) -> None:
-        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+    def begin(self) -> None:
+        """Note that this rank has all gradients of a micro-batch."""
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
             self._capture()
             return
         self._captured = None  # the capture has failed
         if self._meter is not None:
             self._meter.exchange()
             self._meter = None
+
+    def end(self) -> None:
+        """Note the end of an all-reduce after the backward pass, in the CUDA graph that is being captured, if any."""
+        if self._captured is not None and torch.cuda.is_current_stream_capturing():
+            self._captured[1].record()
 
     def _capture(self) -> None:
         begun, ended = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))

@@ -5,7 +5,7 @@ the cores from the pass. Where GPUs have fast connections, one all-reduce as the
 faster: DDP's copies of gradients into its buckets, each with a kernel of its own, take longer than the all-reduce.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -33,9 +33,9 @@ def ddp_is_slower(parameters: Sequence[nn.Parameter], worker: Worker) -> bool:
 
 
 class GradientSums:
-    """The sums of the gradients of a model over all ranks, with one all-reduce for each dtype.
+    """Gradients of a model in fixed memory: sums over micro-batches, and over all ranks with an all-reduce per dtype.
 
-    All ranks must call the same methods.
+    All ranks must call `all_reduce` at the same steps.
 
     Args:
         model: a model with trained parameters. Its parameters and buffers get the values of rank 0, as in DDP.
@@ -47,7 +47,31 @@ class GradientSums:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._has_gradient = self._parameters[0].new_ones(len(self._parameters), requires_grad=False)
         self._flat: list[torch.Tensor] = []
-        self._sums: list[torch.Tensor] = []
+        self._allocate([*self._parameters, self._has_gradient])
+
+    @torch.no_grad()
+    def collect(self) -> list[torch.Tensor]:
+        """Give the sums the values of the parameters' gradients, of which None counts as zeros; return the sums."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        *sums, _ = self._sums
+        if empty := [total for total, gradient in zip(sums, gradients, strict=True) if gradient is None]:
+            torch._foreach_zero_(empty)
+        self._foreach(torch._foreach_copy_, gradients)
+        return sums
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the parameters' gradients to the sums, which become their gradients; None stays None."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._foreach(torch._foreach_add_, gradients)
+        for parameter, total, gradient in zip(self._parameters, self._sums, gradients, strict=False):
+            parameter.grad = None if gradient is None else total
+
+    def _foreach(self, function: Callable[..., object], gradients: Sequence[torch.Tensor | None]) -> None:
+        """Call a function of the sums and of gradients, without those that are None or the sums themselves."""
+        pairs = [(a, b) for a, b in zip(self._sums, gradients, strict=False) if b is not None and b is not a]
+        if pairs:
+            function(*map(list, zip(*pairs, strict=True)))
 
     @torch.no_grad()
     def all_reduce(self) -> None:
@@ -55,19 +79,13 @@ class GradientSums:
 
         The sums are valid until the next call.
         """
-        gradients = [parameter.grad for parameter in self._parameters]
-        missing = [index for index, gradient in enumerate(gradients) if gradient is None]
-        has_gradient = self._has_gradient.clone()
+        missing = [index for index, parameter in enumerate(self._parameters) if parameter.grad is None]
+        sums, ranks = self.collect(), self._sums[-1]
+        ranks.copy_(self._has_gradient)
         if missing:
-            has_gradient[missing] = 0  # the host waits for the device
-        given = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, gradients, strict=True)]
-        given.append(has_gradient)
-        if not self._flat:
-            self._allocate(given)
-        torch._foreach_copy_(self._sums, given)
+            ranks[missing] = 0  # the host waits for the device
         for flat in self._flat:
             self._worker.all_reduce(flat)
-        *sums, ranks = self._sums
         for parameter, gradient in zip(self._parameters, sums, strict=True):
             parameter.grad = gradient
         for index in missing:

@@ -1,7 +1,8 @@
 """The arithmetic of a step: precision, forward and backward pass of a micro-batch, and BatchNorm's statistics.
 
-On a GPU forward and backward are one CUDA graph, so that no kernel waits for the host. Statistics of BatchNorm do not
-depend on the number of workers: every step updates them once, with the mean of the statistics of all its micro-batches.
+On a GPU forward and backward are one CUDA graph, so that no kernel waits for the host. If a step has several
+micro-batches, each replays the graph, which adds to the gradients. Statistics of BatchNorm do not depend on the number
+of workers: every step updates them once, with the mean of the statistics of all its micro-batches.
 """
 
 import logging
@@ -115,11 +116,11 @@ class ForwardBackward:
         compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
             compiled runs eagerly, which is logged.
         fused: whether a compiled model gets fused BatchNorm, see fused/passes.py; None means False.
-        graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs steps
-            of one micro-batch, tensors of constant shapes until `expect_other_shapes`, and a stream other than the
-            default one. A loss that cannot be captured runs without a graph, which is logged.
+        graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs tensors
+            of constant shapes until `expect_other_shapes`, and a stream other than the default one. A loss that cannot
+            be captured runs without a graph, which is logged.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
-            gradients.py. None: what is faster on this device.
+            gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
 
     Attributes:
         loss: see the argument.
@@ -141,10 +142,13 @@ class ForwardBackward:
         overlap: bool | None = None,
     ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        several = micro_batches > worker.world_size
         if worker.world_size > 1 and overlap is None:
-            overlap = worker.device.type in OVERLAP_PAYS and not (graph and ddp_is_slower(self._parameters, worker))
-        follows = worker.world_size > 1 and not overlap
-        self._sums = GradientSums(model, worker) if follows else None
+            pays = worker.device.type in OVERLAP_PAYS
+            overlap = pays and not (graph and (several or ddp_is_slower(self._parameters, worker)))
+        follows, adds = worker.world_size > 1 and not overlap, graph and several and not overlap
+        self._sums = GradientSums(model, worker) if follows or adds else None
+        self._added = self._sums if adds else None
         self._parallel = None if follows else worker.parallel(_Loss(model, loss))
         is_short = self._parallel is None and not precision.scaler.is_enabled()
         self.warm_up_steps = WARM_UP_STEPS if is_short else WARM_UP_STEPS_OF_DDP
@@ -153,7 +157,7 @@ class ForwardBackward:
         self._forward = compile_function(forward, fused=fused) if compiled else forward
         self._precision = precision
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
-        self._captures = graph
+        self._captures = graph and (adds or not several)
         self.expect_other_shapes()
 
     def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
@@ -191,14 +195,24 @@ class ForwardBackward:
         self._calls_to_capture -= 1
         if self._graph is None:
             if last or self._parallel is None:
-                return self._run(*inputs, last=last)
-            with self._parallel.no_sync():
-                return self._run(*inputs, last=False)
+                loss = self._run(*inputs)
+            else:
+                with self._parallel.no_sync():
+                    loss = self._run(*inputs)
+        else:
+            loss = self._replay(self._graph, *inputs)
+        if last and (self._graph is None or self._added is not None):
+            self._all_reduce()
+        return loss
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, *inputs: torch.Tensor) -> torch.Tensor:
         for captured, given in zip(self._inputs, inputs, strict=True):
             captured.copy_(given)
-        self._graph.replay()  # first, because the GPU may wait for it
+        if self._added is not None:
+            self._added.collect()
+        graph.replay()  # first, because the GPU may wait for it
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = parameter.grad if gradient is None else gradient
         return self._loss
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
@@ -206,21 +220,32 @@ class ForwardBackward:
         with self._precision.autocast():
             return flops_per_image(self.loss, self._parameters, inputs)
 
-    def _run(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
+    def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
         with self._precision.autocast():
             loss: torch.Tensor = self._forward(*inputs)
         self._precision.scaler.scale(loss * self._share).backward()
-        if last and self._sums is not None and self.allreduce is not None:
+        return loss.detach()
+
+    def _all_reduce(self) -> None:
+        if self._sums is not None and self.allreduce is not None:
+            self.allreduce.begin()
             self._sums.all_reduce()
             self.allreduce.end()
-        return loss.detach()
+
+    def _run_captured(self, *inputs: torch.Tensor) -> torch.Tensor:
+        loss = self._run(*inputs)
+        if self._added is None:
+            self._all_reduce()
+        else:
+            self._added.add()
+        return loss
 
     def _capture(self, *inputs: torch.Tensor) -> None:
         self._inputs = [each.clone() for each in inputs]
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        captured = capture(lambda: self._run(*self._inputs), "the model")
+        captured = capture(lambda: self._run_captured(*self._inputs), "the model")
         if captured is not None:
             self._graph, self._loss = captured
             self._gradients = [parameter.grad for parameter in self._parameters]

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -51,20 +52,28 @@ def cross_entropy_of(model: nn.Module) -> Callable[..., torch.Tensor]:
     return lambda images, labels: nn.functional.cross_entropy(model(images), labels)
 
 
-def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False, frozen: str = "") -> list[float]:
-    """Of steps far beyond the capture, each with the random numbers of its own seed."""
+def losses(
+    precision_name: PrecisionName, *, graph: bool, compiled: bool = False, frozen: str = "", micro_batches: int = 1
+) -> list[float]:
+    """Return the losses of micro-batches far beyond the capture, each with the random numbers of its own seed."""
     worker = Worker.join(torch.device("cuda", 0), cpus=1, node="")
     model, precision = network(frozen), Precision(precision_name, worker.device)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9, fused=True)
     forward_backward = ForwardBackward(
-        model, cross_entropy_of(model), worker, precision, micro_batches=1, compiled=compiled, graph=graph
+        *(model, cross_entropy_of(model), worker, precision),
+        micro_batches=micro_batches,
+        compiled=compiled,
+        graph=graph,
     )
     result = []
-    for number in range(WARM_UP_STEPS + 11):
+    for number in range(micro_batches * (WARM_UP_STEPS + 11)):
         torch.manual_seed(number)
-        result.append(forward_backward(*micro_batch(number)).clone())
+        is_last = number % micro_batches == micro_batches - 1
+        result.append(forward_backward(*micro_batch(number), last=is_last).clone())
+        if not is_last:
+            continue
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -75,16 +84,66 @@ def losses(precision_name: PrecisionName, *, graph: bool, compiled: bool = False
     return [loss.item() for loss in result]
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_captured_step_trains_as_a_launched_one(precision: PrecisionName) -> None:
+def test_a_captured_step_trains_as_a_launched_one(precision: PrecisionName, micro_batches: int) -> None:
     tolerance = 1e-3 if precision == "fp32" else 0.02
-    torch.testing.assert_close(losses(precision, graph=True), losses(precision, graph=False), rtol=tolerance, atol=1e-4)
+    captured, launched = (losses(precision, graph=graph, micro_batches=micro_batches) for graph in (True, False))
+    torch.testing.assert_close(captured, launched, rtol=tolerance, atol=1e-4)
 
 
-def test_a_compiled_step_can_be_captured() -> None:
+class Partly(nn.Module):
+    """A network with a layer that the first two micro-batches of each step do not need, and one that none needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other, self.never = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.first(inputs)
+        return output if len(inputs) == 4 else output + self.other(inputs)
+
+
+def gradients_of_steps(graph: bool) -> list[dict[str, torch.Tensor | None]]:
+    """Return the gradients of steps of three micro-batches, computed by two functions in turn, in float64."""
+    worker, precision = Worker.join(torch.device("cuda", 0), cpus=1, node=""), Precision("fp64", torch.device("cuda"))
+    torch.manual_seed(0)
+    model = Partly().to(worker.device, torch.float64)
+    options: dict[str, Any] = {"micro_batches": 3, "graph": graph}
+    small, large = (
+        ForwardBackward(model, lambda inputs: model(inputs).square().mean(), worker, precision, **options)
+        for _ in range(2)
+    )
+    result = []
+    for step in range(WARM_UP_STEPS + 4):
+        for index in range(3):
+            generator = torch.Generator().manual_seed(3 * step + index)
+            inputs = torch.randn(4 if index < 2 else 6, 8, generator=generator, dtype=torch.float64).to(worker.device)
+            (small if index < 2 else large)(inputs, last=index == 2)
+        named = model.named_parameters()
+        result.append({name: None if p.grad is None else p.grad.clone() for name, p in named})
+        model.zero_grad(set_to_none=True)
+    assert all((each._graph is not None) == graph for each in (small, large))
+    return result
+
+
+def test_replays_add_up_to_the_gradients_of_launched_micro_batches() -> None:
+    for captured, launched in zip(gradients_of_steps(True), gradients_of_steps(False), strict=True):
+        assert captured.keys() == launched.keys()
+        for name, gradient in launched.items():
+            if gradient is None:
+                assert captured[name] is None and name.startswith("never")
+            else:
+                torch.testing.assert_close(captured[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_compiled_step_can_be_captured(micro_batches: int) -> None:
     # Compiled, dropout draws other numbers than it does launched by PyTorch itself.
-    launched = losses("bf16", graph=False, compiled=True)
-    torch.testing.assert_close(losses("bf16", graph=True, compiled=True), launched, rtol=0.02, atol=1e-4)
+    captured, launched = (
+        losses("bf16", graph=graph, compiled=True, micro_batches=micro_batches) for graph in (True, False)
+    )
+    torch.testing.assert_close(captured, launched, rtol=0.02, atol=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -144,6 +203,36 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
     ended.synchronize()
     assert 0 < begun.elapsed_time(ended) < 1000
     return {name: tensor.detach().cpu().numpy() for name, tensor in model.named_parameters()}, losses
+
+
+def weights_of_unequal_ranks(graph: bool) -> dict[str, np.ndarray]:
+    """Train in float64 on five micro-batches a step, which ranks have in unequal numbers."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    worker = Worker.join(torch.device("cuda", rank), cpus=1, node="")
+    torch.manual_seed(rank)
+    model, precision = Partly().to(worker.device, torch.float64), Precision("fp64", worker.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    step = ForwardBackward(
+        model, lambda inputs: model(inputs).square().mean(), worker, precision, micro_batches=5, graph=graph
+    )
+    for first in range(0, 5 * (WARM_UP_STEPS + 6), 5):
+        mine = range(first + rank, first + 5, world_size)
+        for number in mine:
+            generator = torch.Generator().manual_seed(number)
+            inputs = torch.randn(6, 8, generator=generator, dtype=torch.float64).to(worker.device)
+            step(inputs, last=number == mine[-1])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert (step._graph is not None) == graph
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.named_parameters()}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_replay_unequal_numbers_of_micro_batches() -> None:
+    (expected,) = run_ranks(1, weights_of_unequal_ranks, False)
+    for weights in run_ranks(2, weights_of_unequal_ranks, True):
+        for name, weight in expected.items():
+            np.testing.assert_allclose(weights[name], weight, rtol=1e-12, atol=1e-14, err_msg=name)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

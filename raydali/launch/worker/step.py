@@ -32,7 +32,7 @@ class RunParts:
         state: the state in checkpoints; it is loaded, except for the parts that the job registers.
         trace: the trace of samples, if there is one.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
-        captures: whether a step is one CUDA graph.
+        captures: whether forward and backward of a micro-batch are one CUDA graph.
         differentiated: the functions that the steps call.
         inferences: what the validation computes, with the name of its input, until it is warmed up.
         model, statistics: the model, and its BatchNorm statistics; set when the job registers its state.
@@ -53,8 +53,7 @@ class RunParts:
         conditions = ceiling_conditions(config, self.worker)
         self.state = RunState(session, self.stream, self.broken, self.trace, conditions)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
-        one_micro_batch = self.stream.micro_batches_per_step == self.worker.world_size
-        self.captures = config.cuda_graph and self.on_gpu and one_micro_batch and not config.sync_bn
+        self.captures = config.cuda_graph and self.on_gpu
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
         self.allreduce: AllReduceTimer | None = None
