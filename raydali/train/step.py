@@ -336,8 +336,10 @@ class RunningStatistics:
         torch._foreach_copy_(self._buffers, flat.split([len(buffer) for buffer in self._buffers]))
 
 
-def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None, *, fused: bool = False) -> nn.Module:
     """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
+
+    With `fused`, PyTorch's own layers become those of fused/layers.py.
 
     timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
     lose hooks, which stochastic depth needs (models/factories.py).
@@ -348,4 +350,8 @@ def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> nn
     converted: nn.Module = convert(model, group)
     for name, module in converted.named_modules():
         module._forward_hooks.update(hooks.get(name, {}))
+        if fused and type(module) is nn.SyncBatchNorm:
+            from raydali.train.fused.layers import SyncBatchNorm
+
+            module.__class__ = SyncBatchNorm
     return converted

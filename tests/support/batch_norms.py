@@ -41,14 +41,21 @@ def tensors(y: torch.Tensor, *, residual: bool) -> Tensors:
 
 
 def results(
-    inputs: Tensors, grad: torch.Tensor, dtype: torch.dtype | None = None, *, relu: bool = True, pool: bool = False
+    inputs: Tensors,
+    grad: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    relu: bool = True,
+    pool: bool = False,
+    group: str = "",
 ) -> Tensors:
     """Return the output, the running statistics and the gradients; of PyTorch's functions in another dtype."""
     own = {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in inputs.items()}
     trained = {name: own[name].requires_grad_() for name in ("y", "weight", "bias", "residual") if name in own}
     y, statistics, weights = own["y"], (own["running_mean"], own["running_var"]), (own["weight"], own["bias"])
     if dtype is None:
-        output = torch.ops.raydali.batch_norm(y, own.get("residual"), *statistics, *weights, *SETTINGS, relu, pool)
+        of_layer = *statistics, *weights, *SETTINGS, relu, pool, group
+        output = torch.ops.raydali.batch_norm(y, own.get("residual"), *of_layer)
     else:
         output = functional.batch_norm(y, *statistics, *weights, True, *SETTINGS) + own.get("residual", 0)
         output = functional.relu(output) if relu else output

@@ -107,7 +107,10 @@ class TrainingRun:
 
     def synchronized(self, model: nn.Module) -> nn.Module:
         """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
-        return with_sync_batchnorm(model, self.worker.gradients) if self._run.config.sync_bn else model
+        config = self._run.config
+        if not config.sync_bn or self.worker.world_size == 1:
+            return model
+        return with_sync_batchnorm(model, self.worker.gradients, fused=bool(config.compile and config.fused))
 
     def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
         """Load the model, the optimizer and others from the newest checkpoint, if any, and save them in later ones.

@@ -146,6 +146,38 @@ def complete_moments(
 
 
 @triton.jit
+def combine_moments(
+    of_ranks,
+    mean,
+    rstd,
+    running_mean,
+    running_var,
+    rows,
+    columns,
+    ranks: tl.constexpr,
+    momentum,
+    eps,
+    block_c: tl.constexpr,
+):
+    """Write the statistics of some columns from the mean and the unbiased variance of each rank's rows."""
+    column, exists = own_columns(columns, block_c)
+    of_all = tl.zeros((block_c,), tl.float32)
+    for rank in tl.static_range(ranks):
+        of_all += tl.load(of_ranks + 2 * rank * columns + column, mask=exists, other=0) / ranks
+    square = tl.zeros((block_c,), tl.float32)
+    for rank in tl.static_range(ranks):
+        deviation = tl.load(of_ranks + 2 * rank * columns + column, mask=exists, other=0) - of_all
+        variance = tl.load(of_ranks + (2 * rank + 1) * columns + column, mask=exists, other=0)
+        square += variance * (rows - 1) + rows * deviation * deviation
+    tl.store(mean + column, of_all, mask=exists)
+    tl.store(rstd + column, 1.0 / tl.sqrt_rn(square / (rows * ranks) + eps), mask=exists)
+    past_mean = tl.load(running_mean + column, mask=exists)
+    past_var = tl.load(running_var + column, mask=exists)
+    tl.store(running_mean + column, past_mean + momentum * (of_all - past_mean), mask=exists)
+    tl.store(running_var + column, past_var + momentum * (square / (rows * ranks - 1) - past_var), mask=exists)
+
+
+@triton.jit
 def normalize(
     y,
     residual,

@@ -5,6 +5,8 @@
 """
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 
 from raydali.train.fused import kernels
@@ -46,6 +48,7 @@ def batch_norm(
     eps: float,
     relu: bool,
     pool: bool = False,
+    group: str = "",
 ) -> Tensor:
     """Return BatchNorm of y in training, plus the residual if any, through ReLU and max-pooling if so.
 
@@ -60,20 +63,43 @@ def batch_norm(
         eps: is added to the variance.
         relu: whether to apply ReLU, as after every addition.
         pool: whether max-pooling follows; then there is ReLU, and no residual.
+        group: name of the process group over whose ranks the statistics are computed; empty for this rank alone.
 
     Raises:
-        ValueError: y has one value per channel.
+        ValueError: y has one value per channel, or there is a group, and the kernels cannot compute this.
     """
     if takes(y, residual, weight, running_mean):
-        mean, rstd = statistics(y.detach(), running_mean, running_var, momentum, eps)
+        mean, rstd = statistics(y.detach(), running_mean, running_var, momentum, eps, group)
         of_channels = mean, rstd, weight, bias
         outputs: tuple[Tensor, ...]
-        outputs = normalize_and_pool(y, *of_channels) if pool else normalize(y, residual, *of_channels, relu)
+        outputs = (
+            normalize_and_pool(y, *of_channels, group) if pool else normalize(y, residual, *of_channels, relu, group)
+        )
         return outputs[0]
+    if group:
+        raise ValueError(f"the kernels cannot normalise a tensor of {y.dtype} of shape {tuple(y.shape)} over ranks")
     output = functional.batch_norm(y, running_mean, running_var, weight, bias, True, momentum, eps)
     output = output if residual is None else output + residual
     output = functional.relu(output) if relu else output
     return functional.max_pool2d(output, *WINDOWS) if pool else output
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """PyTorch's layer, which compiled in training becomes `raydali::batch_norm` over the ranks of its group."""
+
+    num_batches_tracked: Tensor
+    process_group: dist.ProcessGroup
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Return the normalised images."""
+        is_ours = torch.compiler.is_compiling() and self.training and self.momentum is not None
+        if not is_ours or not takes(y, None, self.weight, self.running_mean):
+            return super().forward(y)
+        self.num_batches_tracked.add_(1)
+        statistics_and_weights = self.running_mean, self.running_var, self.weight, self.bias
+        others = self.momentum, self.eps, False, False, self.process_group.group_name
+        output: Tensor = torch.ops.raydali.batch_norm(y, None, *statistics_and_weights, *others)
+        return output
 
 
 def stem_convolution(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,13 +2,16 @@
 
 Each launches kernels of kernels.py or pooling_kernels.py. Statistics and normalisation are two operators, because one
 that changes its inputs, as running statistics are, cannot have a gradient. How kernels divide images among their
-programs does not depend on the GPU, so that results are the same on each.
+programs does not depend on the GPU, so that results are the same on each. With the name of a process group, the
+statistics are those of the images of all its ranks, which must be equally many.
 """
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import triton
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined]
 
 from raydali.train.fused import kernels, pooling_kernels
 
@@ -22,6 +25,8 @@ REDUCING = 132 * 6
 """Largest number of programs of a reduction; an H100 or H200 has 132 multiprocessors."""
 SWEEPING = 132 * 32
 """Largest number of programs of a kernel without a reduction, which need not be few."""
+COMBINED = 128
+"""Columns of each program that combines the statistics of ranks."""
 WARPS = 8
 """Warps of each program."""
 STAGES = 3
@@ -62,7 +67,7 @@ class Grid:
 
 @torch.library.custom_op("raydali::batch_norm_statistics", mutates_args=("running_mean", "running_var"))
 def statistics(
-    y: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
+    y: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float, group: str = ""
 ) -> tuple[Tensor, Tensor]:
     """Return the mean and 1 / sqrt(variance + eps) of each channel (C, fp32), and update the running statistics.
 
@@ -72,17 +77,39 @@ def statistics(
         running_var: (C), fp32: of the unbiased variance.
         momentum: share of this batch in the running statistics.
         eps: is added to the variance.
+        group: name of the process group; empty for this rank alone.
     """
     grid = Grid(y)
     means, squares = grid.partial(y)
     mean, rstd = torch.empty_like(running_mean), torch.empty_like(running_mean)
     kernels.moments[grid.reduction](y, means, squares, *grid.size, **grid.tile)
+    own = running_mean.new_zeros(2, len(mean)) if group else (running_mean, running_var)
     kernels.complete_moments[grid.completing](
-        *(y, means, squares, mean, rstd, running_mean, running_var, *grid.size, grid.reduction[1], momentum, eps),
+        *(y, means, squares, mean, rstd, *own, *grid.size, grid.reduction[1], 1.0 if group else momentum, eps),
         block_r=grid.tile["block_r"],
         **grid.completion,
     )
+    if isinstance(own, Tensor):
+        of_group = _resolve_process_group(GroupName(group))
+        ranks = dist.get_world_size(of_group)
+        of_ranks = own.repeat(ranks, 1)
+        dist.all_gather_into_tensor(of_ranks, own, of_group)
+        running = mean, rstd, running_mean, running_var
+        kernels.combine_moments[(triton.cdiv(len(mean), COMBINED),)](
+            of_ranks, *running, *grid.size, ranks, momentum, eps, block_c=COMBINED
+        )
     return mean, rstd
+
+
+def _mean_over_ranks(tensors: tuple[Tensor, Tensor], group: str) -> tuple[Tensor, Tensor]:
+    """Return the means of two tensors (C) over the ranks of a process group; without a group, the tensors."""
+    if not group:
+        return tensors
+    of_group = _resolve_process_group(GroupName(group))
+    both = torch.stack(tensors) / dist.get_world_size(of_group)
+    dist.all_reduce(both, group=of_group)
+    first, second = both
+    return first, second
 
 
 @statistics.register_fake
@@ -92,7 +119,14 @@ def _(_y: Tensor, running_mean: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("raydali::batch_norm_normalize", mutates_args=())
 def normalize(
-    y: Tensor, residual: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, relu: bool
+    y: Tensor,
+    residual: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    relu: bool,
+    group: str = "",  # noqa: ARG001  # for the gradients
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised images, or those plus the residual, through ReLU if so; and the signs of sums, packed.
 
@@ -104,6 +138,7 @@ def normalize(
         weight: (C), fp32.
         bias: (C), fp32.
         relu: whether to apply ReLU.
+        group: see `statistics`, for the gradients.
     """
     grid, output, signs = Grid(y), torch.empty_like(y), _empty_signs(y, residual)
     kernels.normalize[grid.sweep](
@@ -136,6 +171,7 @@ def gradients(
     weight: Tensor,
     bias: Tensor,
     relu: bool,
+    group: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of y and of the residual (N, C, H, W; empty for none), and of weight and bias (C, fp32).
 
@@ -147,7 +183,8 @@ def gradients(
     masked, of_weight, of_bias = _weight_gradients(grad, other, y, signs, mean, rstd, weight, bias, mask)
     is_masked = len(masked) > 0
     kernels.input_gradient[grid.sweep](
-        *(masked if is_masked else grad, y, result, mean, rstd, weight, bias, of_weight, of_bias),
+        *(masked if is_masked else grad, y, result, mean, rstd, weight, bias),
+        *_mean_over_ranks((of_weight, of_bias), group),
         *(*grid.size, grid.height),
         masks=mask == kernels.OUTPUT and not is_masked,
         **grid.tile,
@@ -200,7 +237,7 @@ def _weight_gradients(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    y, residual, *statistics_and_weights, ctx.relu = inputs
+    y, residual, *statistics_and_weights, ctx.relu, ctx.group = inputs
     ctx.has_residual = residual is not None
     ctx.save_for_backward(y, output[1], *statistics_and_weights)
 
@@ -208,8 +245,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad: Tensor, _of_signs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     """Return the gradients of the inputs; that of y includes what it gets by its statistics."""
     grad = grad.contiguous(memory_format=torch.channels_last)
-    of_y, of_residual, of_weight, of_bias = gradients(grad, None, *ctx.saved_tensors, ctx.relu)
-    return of_y, of_residual if ctx.has_residual else None, None, None, of_weight, of_bias, None
+    of_y, of_residual, of_weight, of_bias = gradients(grad, None, *ctx.saved_tensors, ctx.relu, ctx.group)
+    return of_y, of_residual if ctx.has_residual else None, None, None, of_weight, of_bias, None, None
 
 
 normalize.register_autograd(_backward, setup_context=_keep)
@@ -237,7 +274,12 @@ def _grid_of_windows(windows: Tensor) -> Grid:
 
 @torch.library.custom_op("raydali::batch_norm_pool", mutates_args=())
 def normalize_and_pool(
-    y: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
+    y: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    group: str = "",  # noqa: ARG001  # for the gradients
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the maxima of windows after BatchNorm and ReLU, the pixels that give them, and their positions (uint8).
 
@@ -267,6 +309,7 @@ def gradients_of_pool(
     rstd: Tensor,
     weight: Tensor,
     bias: Tensor,
+    group: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of y (N, C, H, W), and of weight and bias (C, fp32).
 
@@ -278,7 +321,8 @@ def gradients_of_pool(
         grad, other, winners, _empty_signs(winners), mean, rstd, weight, bias, kernels.OUTPUT
     )
     pooling_kernels.gather[grid.sweep](
-        *(masked if len(masked) else grad, positions, y, result, mean, rstd, weight, of_weight, of_bias),
+        *(masked if len(masked) else grad, positions, y, result, mean, rstd, weight),
+        *_mean_over_ranks((of_weight, of_bias), group),
         *(*grid.size, *y.shape[2:], y.numel() // y.shape[1], grid.height),
         **grid.tile,
     )
@@ -292,15 +336,15 @@ def _(
     return torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
 
 
-def _keep_windows(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    y, *statistics_and_weights = inputs
+def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    y, *statistics_and_weights, ctx.group = inputs
     ctx.save_for_backward(y, *output[1:], *statistics_and_weights)
 
 
 def _backward_of_windows(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     grad = grad.contiguous(memory_format=torch.channels_last)
-    of_y, of_weight, of_bias = gradients_of_pool(grad, None, *ctx.saved_tensors)
-    return of_y, None, None, of_weight, of_bias
+    of_y, of_weight, of_bias = gradients_of_pool(grad, None, *ctx.saved_tensors, ctx.group)
+    return of_y, None, None, of_weight, of_bias, None
 
 
 normalize_and_pool.register_autograd(_backward_of_windows, setup_context=_keep_windows)

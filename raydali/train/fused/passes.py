@@ -10,7 +10,8 @@ for any model, such as those of torchvision and timm. Two passes of Inductor do 
     after gradients     gradient + another gradient -> backward -->  backward of two gradients
 
 BatchNorm without ReLU is replaced where it is the residual of another one, as in blocks that downsample. What has other
-users, layers in evaluation mode, SyncBatchNorm over ranks, and other activations are left to Inductor.
+users, layers in evaluation mode, and other activations are left to Inductor. `layers.SyncBatchNorm` is traced as
+raydali::batch_norm, and fused with what follows in the same way.
 """
 
 import inspect
@@ -41,6 +42,9 @@ _PLAIN = {
 """Arguments for which it is attention without masks and further options."""
 _WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
+_SYNCHRONIZED = torch.ops.raydali.batch_norm
+"""BatchNorm over ranks, as Dynamo traces it."""
+_SIGNATURES[_SYNCHRONIZED] = inspect.signature(layers.batch_norm)
 _GRADIENTS = torch.ops.raydali.batch_norm_gradients.default, torch.ops.raydali.batch_norm_pool_gradients.default
 _CALLED = (
     *_GRADIENTS,
@@ -113,9 +117,9 @@ def fuse_pooling(graph: Graph) -> int:
         norm, *sizes, ceil_mode, return_indices = _arguments(pool).values()
         windows = [*(_pair(each) for each in sizes), ceil_mode, return_indices]
         if norm.target is _FUSED and len(norm.users) == 1 and windows == _WINDOWS:
-            y, residual, *others, relu, is_pooled = norm.args
+            y, residual, *others, relu, is_pooled, group = norm.args
             if relu and residual is None and not is_pooled:
-                norm.args = (y, residual, *others, relu, True)
+                norm.args = (y, residual, *others, relu, True, group)
                 norm.meta = dict(pool.meta)
                 pool.replace_all_uses_with(norm)
                 graph.erase_node(pool)
@@ -200,7 +204,7 @@ def fuse_additions(graph: Graph) -> int:
 def _is_training(node: Node) -> bool:
     """Return whether it is BatchNorm in training, with an average that is known."""
     if node.target is not functional.batch_norm:
-        return False
+        return node.target is _SYNCHRONIZED
     arguments = _arguments(node)
     return arguments["training"] is True and isinstance(arguments["momentum"], float)
 
@@ -219,18 +223,24 @@ def _summands(addition: Node) -> tuple[Node, Node] | None:
         return None
     # An addition in place changes its first summand, which others may use if it is not the result of BatchNorm.
     for norm, residual in [nodes, nodes[::-1]][: 1 if addition.target is operator.iadd else 2]:
-        if _is_training(norm) and len(norm.users) == 1 and len(_arguments(norm)["input"].users) == 1:
+        if _is_training(norm) and len(norm.users) == 1 and len(_input(norm).users) == 1:
             return norm, residual
     return None
+
+
+def _input(norm: Node) -> Node:
+    named = _arguments(norm)
+    node: Node = named["y"] if norm.target is _SYNCHRONIZED else named["input"]
+    return node
 
 
 def _replace(nodes: Sequence[Node], residual: Node | None) -> Node:
     """Replace nodes, of which the first is BatchNorm, with one that gives the result of the last one."""
     norm, last = nodes[0], nodes[-1]
     named = _arguments(norm)
-    y, *others = (named[name] for name in ("input", "running_mean", "running_var", "weight", "bias", "momentum", "eps"))
+    others = [named[name] for name in ("running_mean", "running_var", "weight", "bias", "momentum", "eps")]
     with norm.graph.inserting_before(norm if residual is None else nodes[1]):
-        arguments = (y, residual, *others, last is not norm, False)
+        arguments = (_input(norm), residual, *others, last is not norm, False, named.get("group", ""))
         fused = norm.graph.call_function(_FUSED, arguments)
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)

@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 from raydali.train.fused import layers, operators
 from tests.support.batch_norms import SETTINGS, Tensors, random_bits, random_images, results, tensors
+from tests.support.ranks import run_ranks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
@@ -66,6 +69,38 @@ def test_batch_norm_alone() -> None:
     )
     exact = results(inputs, grad, torch.float64, relu=False)
     assert_close(results(inputs, grad, relu=False), exact, torch.float16)
+
+
+def of_rank(inputs: Tensors, grad: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a rank's part of the images, with statistics over all of them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = {name: tensor.chunk(ranks)[rank] if tensor.dim() == 4 else tensor for name, tensor in inputs.items()}
+    assert dist.group.WORLD is not None
+    found = results(own, grad.chunk(ranks)[rank], group=dist.group.WORLD.group_name, **options)
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, {"relu": True}), (2, {"relu": True, "pool": True}), (3, {"relu": False})]
+)
+@pytest.mark.parametrize("residual", [False, True])
+def test_statistics_over_ranks(ranks: int, options: dict[str, Any], residual: bool) -> None:
+    residual = residual and options == {"relu": True}
+    shape = 6, 24, 6, 7
+    inputs = tensors(3 + random_images(shape, torch.float32, 0), residual=residual)
+    grad = windows(shape, torch.float32, 3) if "pool" in options else random_images(shape, torch.float32, 3)
+    exact = results(inputs, grad, torch.float64, **options)
+    parts = run_ranks(ranks, of_rank, inputs, grad, options)
+    for name, expected in exact.items():
+        of_ranks = [torch.from_numpy(part[name]) for part in parts]
+        if expected.dim() == 4:
+            found = torch.cat(of_ranks)
+        elif name.startswith("gradient"):  # that of a rank's part, which the all-reduce of gradients adds up
+            found = torch.stack(of_ranks).sum(0)
+        else:
+            assert all(torch.equal(of_ranks[0], other) for other in of_ranks)
+            found = of_ranks[0]
+        assert_close({name: found}, {name: expected}, torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import nn
 from torch.fx import Graph, GraphModule
@@ -18,9 +19,10 @@ from raydali.train.fused import layers, operators, passes
 from raydali.train.models.factories import set_drop_path
 from raydali.train.models.normalized import Normalized
 from raydali.train.models.small_images import digits_network
-from raydali.train.step import ForwardBackward, Precision
+from raydali.train.step import ForwardBackward, Precision, with_sync_batchnorm
 from raydali.train.worker import Worker
 from tests.support.batch_norms import count_layers
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not operators.INTERPRETED, reason="Triton computes on the GPU: see test_fused_gpu.py")
@@ -144,8 +146,20 @@ class _Stem(nn.Module):
 def test_max_pooling(layers: list[nn.Module], count: int) -> None:
     found, code = found_in(_Stem(*layers), 2, 8, 9, 9)
     assert found == 1
-    assert code.count(", True, True)") == count
+    assert code.count(", True, True, )") == count
     assert code.count("pool2d") == len(layers) - count - isinstance(layers[0], nn.Identity)
+
+
+def sync_layers_of_rank() -> tuple[int, str]:
+    model = nn.Sequential(BasicBlock(8, 8), _Stem(nn.MaxPool2d(3, 2, 1)))
+    model = with_sync_batchnorm(model, dist.group.WORLD, fused=True)
+    return found_in(model.to(memory_format=torch.channels_last), 2, 8, 9, 9)
+
+
+def test_layers_that_are_synchronised() -> None:
+    ((found, code),) = run_ranks(1, sync_layers_of_rank)
+    assert found == 3
+    assert code.count("raydali.batch_norm") == 3 and not code.count("pool2d")
 
 
 @pytest.mark.parametrize(
