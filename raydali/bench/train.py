@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench import common, synthetic
@@ -63,6 +64,8 @@ class TrainBench(TrainingOptions):
     """Replay forward and backward as one CUDA graph, on GPUs, except for the native loader."""
     overlap: bool | None = None
     """All-reduce gradients during the backward pass, as DDP does, or after it. Default: during it on GPUs."""
+    micro_batches: str = "1"
+    """Numbers of micro-batches of each GPU in a step, such as 1,3; a batch is a micro-batch."""
     augment: str = "none"
     """Policy of augmentation of raydali's batches, as in jobs; the ceiling has none."""
     erase: float | None = None
@@ -74,7 +77,7 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"model", "loader", "gpus" (0: the
-        CPU), "error", METRICS, "scaling", "communication"}. Null: not measured.
+        CPU), "micro_batches" of each, "error", METRICS, "scaling", "communication"}. Null: not measured.
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
@@ -94,8 +97,12 @@ def main(options: TrainBench) -> dict[str, Any]:
         check_classifier(model)
     counts = common.gpu_counts(options.gpus)
     settings = training_settings(options, max(counts))
+    several = common.integers(options.micro_batches)
+    if not several or several[0] < 1:
+        raise UsageError(f"--micro-batches must be numbers such as 1,3, not {options.micro_batches!r}")
     rows = [
-        {"model": model, "loader": loader, "gpus": gpus} for gpus in counts for model in models for loader in loaders
+        dict(zip(("gpus", "model", "loader", "micro_batches"), of_row, strict=True))
+        for of_row in product(counts, models, loaders, several)
     ]
     title = (
         f"{settings['images']:,} images to {options.image_size} x {options.image_size} pixels, batches of "
@@ -114,6 +121,7 @@ def _task(options: TrainBench, root: str, row: Row) -> "TrainTask":
         options,
         model=row["model"],
         loader=row["loader"],
+        micro_batches=row["micro_batches"],
         root=root,
         workers=options.threads,
         seconds=0.0,
@@ -125,7 +133,8 @@ def _task(options: TrainBench, root: str, row: Row) -> "TrainTask":
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{row['model']}, {row['loader']}, {devices(row['gpus'])}"
+    several = f", {row['micro_batches']} micro-batches a step" if row["micro_batches"] > 1 else ""
+    return f"{row['model']}, {row['loader']}, {devices(row['gpus'])}{several}"
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -171,8 +180,9 @@ def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict
         "scaling": the ratio of the rates of real training. "communication": the share of the ceiling that the GPUs lose
         together, compared with as many single ones; mostly in the all-reduce.
     """
-    same = (row["model"], row["loader"], 1, None)
-    one = next((each for each in rows if (each["model"], each["loader"], each["gpus"], each["error"]) == same), None)
+    of_one = {"gpus": 1, "error": None}
+    same = {name: row[name] for name in ("model", "loader", "micro_batches")} | of_one
+    one = next((other for other in rows if same.items() <= other.items()), None)
     if one is None or row["error"] is not None or not row["gpus"]:
         return {"scaling": None, "communication": None}
     together = row["ceiling_images_per_second"] / (row["gpus"] * one["ceiling_images_per_second"])

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.loader import ImageTask, our_loader
@@ -49,13 +50,14 @@ class TrainTask(ImageTask):
 
     Attributes:
         model: a name that `build_model` accepts.
-        steps: steps per segment.
+        steps: number of micro-batches per segment.
         rounds: how often each segment is measured.
         precision: precision of the forward and the backward pass.
         strategy: how the gradients of several GPUs are averaged; "dp" is DataParallel in one process.
         gpus: number of GPUs of all processes together; 0 means the CPU.
         compile, fused, cuda_graph: as in ForwardBackward; on GPUs only.
         overlap: as in ForwardBackward.
+        micro_batches: number of micro-batches of each GPU in a step.
         segments: what is measured in each round.
     """
 
@@ -69,6 +71,7 @@ class TrainTask(ImageTask):
     fused: bool = False
     cuda_graph: bool = False
     overlap: bool | None = None
+    micro_batches: int = 1
     segments: tuple[str, ...] = ("ceiling", "real", "alone")
 
     @property
@@ -184,11 +187,12 @@ def _make_step(task: TrainTask, feed: Feed, source: LabeledFiles, worker: "Worke
 
     from raydali.train.models.classification import build_model
     from raydali.train.models.normalized import Normalized
+    from raydali.train.step import with_sync_batchnorm
 
     model = build_model(task.model, max(MIN_CLASSES, len(source.classes))).to(worker.device)
     model = model.to(memory_format=task.layout)
     if task.strategy == "sync-bn":
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model, worker.gradients)
+        model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)
     images, _ = feed.resident
     trained: torch.nn.Module = Normalized(model).to(worker.device) if images.dtype == torch.uint8 else model
     if task.strategy == "dp":
@@ -202,6 +206,7 @@ def _make_step(task: TrainTask, feed: Feed, source: LabeledFiles, worker: "Worke
         fused=task.fused,
         graph=task.cuda_graph and task.gpu and not task.plain_loop,
         overlap=task.overlap,
+        micro_batches=task.micro_batches,
     )
 
 
@@ -212,9 +217,10 @@ def optimizer_step(
     precision: "Precision",
     *,
     overlap: bool | None = None,
+    micro_batches: int = 1,
     **options: bool,
 ) -> Step:
-    """Return a function that takes an optimizer step on a batch, at learning rate 0: the weights do not change.
+    """Return a function that trains on a micro-batch, at learning rate 0: the weights do not change.
 
     Args:
         model: the model whose parameters are optimized.
@@ -222,28 +228,37 @@ def optimizer_step(
         worker: this rank.
         precision: precision of the forward and the backward pass.
         overlap: an option of ForwardBackward.
-        options: its other options.
+        micro_batches: number of micro-batches of this rank in a step of the optimizer.
+        options: other options of ForwardBackward.
     """
     import torch
 
     from raydali.train.optim import parameter_groups
-    from raydali.train.step import ForwardBackward
+    from raydali.train.step import ForwardBackward, RunningStatistics
 
     fused = worker.device.type == "cuda"
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=fused)
     criterion = torch.nn.CrossEntropyLoss()
+    of_all = micro_batches * worker.world_size
     forward_backward = ForwardBackward(
         wrapped,
         lambda images, labels: criterion(wrapped(images), labels),
         worker,
         precision,
-        micro_batches=worker.world_size,  # one per rank
+        micro_batches=of_all,
         overlap=overlap,
         **options,
     )
+    statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=of_all)
+    indices = cycle(range(micro_batches))
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        forward_backward(images, labels)
+        index = next(indices)
+        statistics.begin_micro_batch(index)
+        forward_backward(images, labels, last=index == micro_batches - 1)
+        statistics.end_micro_batch(index)
+        if index < micro_batches - 1:
+            return
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
@@ -267,7 +282,7 @@ class Segments:
         from raydali.train.step import WARM_UP_STEPS_OF_DDP
 
         # A CPU captures nothing, and tunes everything in the first step.
-        for _ in range(WARM_UP_STEPS_OF_DDP + 1 if self._task.gpu else 1):
+        for _ in range((WARM_UP_STEPS_OF_DDP + 1 if self._task.gpu else 1) * self._task.micro_batches):
             self._step(*self._feed.resident)
         ceiling = self._on_resident_batch() if "ceiling" in self._task.segments else None
         next(self._feed.batches)

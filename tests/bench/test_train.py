@@ -141,13 +141,14 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_against_one_gpu() -> None:
     def row(gpus: int, ceiling: float, real: float, **changed: Any) -> dict[str, Any]:
         figures = {"ceiling_images_per_second": ceiling, "real_images_per_second": real, "error": None}
-        return {"model": "a", "loader": "b", "gpus": gpus, **figures, **changed}
+        return {"model": "a", "loader": "b", "micro_batches": 1, "gpus": gpus, **figures, **changed}
 
     one, four = row(1, 1000, 950), row(4, 3600, 3420)
     assert against_one_gpu(four, [one, four]) == {"scaling": pytest.approx(3.6), "communication": pytest.approx(0.1)}
     assert against_one_gpu(one, [one]) == {"scaling": 1, "communication": 0}
     nothing = {"scaling": None, "communication": None}
     assert against_one_gpu(four, [four, row(1, 1, 1, loader="c"), row(1, 1, 1, error="oh")]) == nothing
+    assert against_one_gpu(four, [four, row(1, 1000, 950, micro_batches=3)]) == nothing
     assert against_one_gpu(row(0, 10, 9), [row(0, 10, 9), one]) == nothing
 
 
@@ -166,6 +167,7 @@ def test_against_one_gpu() -> None:
         ({"loaders": ","}, "--loaders"),
         ({"models": ""}, "--models"),
         ({"models": "resnet51"}, "resnet51 resnet50"),
+        ({"micro_batches": "3,0"}, "--micro-batches 1,3 3,0"),
         ({"gpus": "two"}, "--gpus 1,2,4 two"),
         ({"gpus": "0,1000"}, "--gpus 0,1000"),
         ({"batch_size": 65}, "64 65 --batch-size --make"),
