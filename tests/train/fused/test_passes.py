@@ -151,8 +151,8 @@ def test_max_pooling(layers: list[nn.Module], count: int) -> None:
 
 
 def sync_layers_of_rank() -> tuple[int, str]:
-    model = nn.Sequential(BasicBlock(8, 8), _Stem(nn.MaxPool2d(3, 2, 1)))
-    model = with_sync_batchnorm(model, dist.group.WORLD, fused=True)
+    plain = nn.Sequential(BasicBlock(8, 8), _Stem(nn.MaxPool2d(3, 2, 1)))
+    model = with_sync_batchnorm(plain, dist.group.WORLD, fused=True)
     return found_in(model.to(memory_format=torch.channels_last), 2, 8, 9, 9)
 
 
