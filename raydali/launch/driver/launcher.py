@@ -15,7 +15,6 @@ import numpy as np
 from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.video.clips import VideoClips
-from raydali.data.tasks.class_check import class_warnings
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
@@ -107,6 +106,8 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     contents = check_contents(folder, train, data.val)
     check(options, samples)
     job.check(options)
+    from raydali.data.tasks.class_check import class_warnings  # not before: it imports Pillow
+
     for warning in class_warnings(train):
         console.warn(warning)
     build = partial(job.build_model, options)
