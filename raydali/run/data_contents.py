@@ -21,7 +21,6 @@ from raydali.data.sources.idx import IdxImages
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.source import Source
 from raydali.data.sources.storage import ObjectPart
-from raydali.data.sources.versions import Versions
 from raydali.data.stream.counter_rng import keyed
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
@@ -36,7 +35,7 @@ _THREADS = 32
 _SHOWN = 3
 
 Contents = dict[str, NDArray[np.int64]]
-"""Arrays by fingerprint, place of the index in its source, and kind."""
+"""By fingerprint and place of the index in its source, (M, 4): ids, versions, and hashes of both ends, 0 if unknown."""
 
 
 def compared_contents(folder: RunFolder, sources: Iterable[Source]) -> tuple[str, Contents]:
@@ -54,19 +53,13 @@ def compared_contents(folder: RunFolder, sources: Iterable[Source]) -> tuple[str
     paths, changed, compared = list[str](), 0, 0
     for source in sources:
         for place, files in enumerate(indexes_of(source)):
-            name, whole = f"{source.fingerprint}.{place}", np.arange(len(files))
-            sampled = sample(FILES, whole)
-            versions, hashes = _contents_of(files, sampled)
-            now |= {f"{name}.versions": versions, f"{name}.contents": hashes}
-            if f"{name}.versions" in kept:
-                was = kept[f"{name}.versions"]
-                if len(was) != len(versions):  # one of the indexes has only a sample of them
-                    was, versions = (each[sampled] if len(each) == len(files) else each for each in (was, versions))
-                ids = whole if len(versions) == len(files) else sampled
-                others = sample(CONTENTS, sampled)[_differ(kept[f"{name}.contents"], hashes, unknown=0)]
-                found = np.union1d(ids[_versions_differ(was, versions)], others)
-                paths += map(files.path, found[:_SHOWN].tolist())
-                changed, compared = changed + len(found), compared + len(ids)
+            name = f"{source.fingerprint}.{place}"
+            now[name] = _contents_of(files)
+            if name in kept:
+                ids, *rows = np.intersect1d(kept[name][:, 0], now[name][:, 0], True, return_indices=True)
+                others = ids[_different(kept[name][rows[0], 1:], now[name][rows[1], 1:])]
+                paths += map(files.path, others[:_SHOWN].tolist())
+                changed, compared = changed + len(others), compared + len(ids)
     text = f"{changed:,} of {plural(compared, 'file')} ({summarize(paths, _SHOWN, total=changed)})" if changed else ""
     return text, now | kept if now.keys() - kept.keys() else {}
 
@@ -107,22 +100,28 @@ def indexes_of(source: Source) -> list[Files | Shards]:
     return [part for part in parts if isinstance(part, Files | Shards) and not isinstance(part, IdxImages)]
 
 
-def _contents_of(files: Files | Shards, sampled: NDArray[np.int64]) -> tuple[Versions, NDArray[np.int64]]:
-    """Return the versions, of all files or of the sample, and hashes of both ends; what cannot be read is unknown."""
-    few, versions = files.parts(sample(CONTENTS, sampled)), files.versions
+def _contents_of(files: Files | Shards) -> NDArray[np.int64]:
+    """Return the `Contents` of an index, of all files or of a sample; what cannot be read is unknown."""
+    ids, versions = np.arange(len(files)), files.versions
+    sampled = sample(FILES, ids)
+    few = sample(CONTENTS, sampled)
     with ThreadPoolExecutor(_THREADS) as threads:
         if versions is None:
-            found = threads.map(storage.version_of, (part.uri for part in files.parts(sampled)))
-            versions = np.array([*found], np.int64)
-        ids = sampled if len(versions) == len(files) else np.arange(len(sampled))
-        sizes = versions[sample(CONTENTS, ids), 0].tolist()
-        return versions, np.array([*threads.map(_hash_of_ends, few, sizes)], np.int64)
+            ids = sampled
+            versions = np.array([*threads.map(storage.version_of, (part.uri for part in files.parts(ids)))], np.int64)
+        contents = np.column_stack([ids, versions, np.zeros(len(ids), np.int64)])
+        places = np.searchsorted(ids, few)
+        contents[places, -1] = [*threads.map(_hash_of_ends, files.parts(few), contents[places, 1].tolist())]
+    return contents
 
 
 def _hash_of_ends(part: ObjectPart, size: int) -> int:
     """Return a positive hash of the first and the last bytes of a part; 0 if it cannot be read."""
-    length = next(length for length in (part.length, part.size, size) if length is not None)
+    size = size if part.size is None else part.size
+    length = size if part.length is None else part.length
     hashed = blake2b(digest_size=7)
+    if length < 0:  # it is not there
+        return 0
     try:
         for begin in sorted({0, max(0, length - ENDS)}):
             hashed.update(_read(part.uri, part.offset + begin, min(ENDS, length)))
@@ -138,13 +137,10 @@ def _read(path: str, offset: int, length: int) -> bytes | memoryview:
         return os.pread(file.fileno(), length, offset)
 
 
-def _versions_differ(was: Versions, now: Versions) -> NDArray[np.bool_]:
+def _different(was: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.intp]:
     # Negative numbers are times. If all ETags are others, the store is another one, or encrypts in another way.
-    tags = _differ(was[:, 1].clip(min=0), now[:, 1].clip(min=0), unknown=0)
-    known = (was[:, 1] > 0) & (now[:, 1] > 0)
-    return _differ(was[:, 0], now[:, 0], unknown=-1) | (tags & (not tags[known].all()))
-
-
-def _differ(was: NDArray[np.int64], now: NDArray[np.int64], unknown: int) -> NDArray[np.bool_]:
-    different: NDArray[np.bool_] = (was != now) & (was != unknown) & (now != unknown)
-    return different
+    unknown = [*storage.UNKNOWN, 0]
+    known = (was > unknown) & (now > unknown)
+    different = known & (was != now)
+    different[:, 1] &= not different[known[:, 1], 1].all()
+    return np.flatnonzero(different.any(1))

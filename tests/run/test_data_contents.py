@@ -143,7 +143,7 @@ def test_other_samples_are_kept_beside_those_of_the_run(tmp_path: Path) -> None:
     one, other = folder(tmp_path / "one", A, B), coco(tmp_path / "other", B, A)
     write_contents(run, check_contents(run, one, one))
     words, contents = compared_contents(run, [one, other])
-    assert not words and len(contents) == 4
+    assert not words and len(contents) == 2
     write_contents(run, contents)
     assert compared_contents(run, [one, other]) == ("", {})
 
@@ -224,3 +224,12 @@ def test_a_list_of_keys_learns_their_etags_at_the_start(
     middle[10_000] = 1
     bucket({"cat/0001.jpg": bytes(middle)})
     assert mentions(compared_contents(run, [source])[0], "1 80 files s3://contents/data/cat/0001.jpg")
+
+
+def test_a_key_that_is_not_there_is_unknown(tmp_path: Path, bucket: Callable[[dict[str, bytes]], LabeledFiles]) -> None:
+    bucket(OBJECTS)
+    (tmp_path / "list.csv").write_text("s3://contents/data/cat/0001.jpg,cat\ns3://contents/data/dog/9.jpg,dog\n")
+    run, source = folder_of(tmp_path), FileList.from_file(str(tmp_path / "list.csv"))
+    kept(run, source)
+    bucket({"cat/0001.jpg": b"other", "dog/9.jpg": b"new"})
+    assert mentions(compared_contents(run, [source])[0], "1 2 files s3://contents/data/cat/0001.jpg")
