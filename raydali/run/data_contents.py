@@ -132,7 +132,7 @@ def _hash_of_ends(part: ObjectPart, size: int) -> int:
 
 def _read(path: str, offset: int, length: int) -> bytes | memoryview:
     if "://" in path:
-        return storage.fetch(ObjectPart(path, offset, length))
+        return storage.fetch(ObjectPart(path, offset, length))[0]
     with Path(path).open("rb", buffering=0) as file:
         return os.pread(file.fileno(), length, offset)
 

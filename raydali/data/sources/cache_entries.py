@@ -1,7 +1,7 @@
 """The entries of a node's cache on its disk, which all processes of the node share; node_cache.py reads through them.
 
-An entry is a file: the content, the number for its ETag, and a hash. FOLDER/BUCKET/ab/cdef... is renamed into place,
-FOLDER/used counts the bytes of all, FOLDER/node is the node's id, and FOLDER/groups the nodes of earlier worker groups.
+An entry is a file: the content, and its hash. FOLDER/BUCKET/ab/cdef... is renamed into place, FOLDER/used counts the
+bytes of all, FOLDER/node is the node's id, and FOLDER/groups the nodes of earlier worker groups.
 """
 
 import contextlib
@@ -24,8 +24,6 @@ from raydali.data.sources.read_counts import COUNTS
 from raydali.errors import UsageError
 
 KEY_BYTES = HASH_BYTES = 16
-TAG_BYTES = 8
-END_BYTES = TAG_BYTES + HASH_BYTES
 MARGIN = 0.05
 """Share of a disk that is left free if no size is given."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -161,23 +159,12 @@ class Entries:
                 self._reserve(-len(raw))
         return content
 
-    def version(self, bucket: str, key: bytes) -> tuple[int, int, int] | None:
-        """Return size and tag of an entry's content, and when it was written, in ns; None if there is no entry."""
-        try:
-            with open(entry_path(self.folder, bucket, key), "rb") as file:
-                stat = os.fstat(file.fileno())
-                tag = os.pread(file.fileno(), TAG_BYTES, stat.st_size - END_BYTES)
-                return stat.st_size - END_BYTES, int.from_bytes(tag, "little"), stat.st_mtime_ns
-        except OSError:
-            return None
-
-    def write(self, bucket: str, key: bytes, content: memoryview, tag: int) -> None:
-        """Write an entry, if there is room for it, unless it is there with this tag."""
+    def write(self, bucket: str, key: bytes, content: memoryview) -> None:
+        """Write an entry, if there is room for it and it is not there."""
         path = entry_path(self.folder, bucket, key)
-        there = self.version(bucket, key)
-        if there is not None and there[1] == tag:
+        if os.path.exists(path):
             return
-        size = content.nbytes - there[0] if there is not None else content.nbytes + END_BYTES
+        size = content.nbytes + HASH_BYTES
         if self._is_silent() or not self._reserve(size):
             return
         partial = f"{path}.{os.getpid()}-{threading.get_ident()}"
@@ -186,7 +173,7 @@ class Entries:
                 os.makedirs(folder, exist_ok=True)
             with open(partial, "wb") as file:
                 file.write(content)
-                file.write(end_of(key, content, tag))
+                file.write(hash_of(key, content))
             os.rename(partial, path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -227,22 +214,17 @@ def _size(path: str, began: float) -> int:
         return 0
 
 
-def end_of(key: bytes, content: memoryview, tag: int) -> bytes:
-    """Return the end of an entry, its tag and its hash: an entry under another's name does not have it either."""
-    return _with_hash(key, content, tag.to_bytes(TAG_BYTES, "little"))
-
-
-def _with_hash(key: bytes, content: memoryview, tag: bytes | memoryview) -> bytes:
+def hash_of(key: bytes, content: memoryview) -> bytes:
+    """Return the hash at an entry's end: an entry under another's name does not have it either."""
     hashed = sha256(key)  # processors have instructions for it
     hashed.update(content)
-    hashed.update(tag)
-    return bytes(tag) + hashed.digest()[:HASH_BYTES]
+    return hashed.digest()[:HASH_BYTES]
 
 
 def checked(key: bytes, raw: memoryview) -> memoryview | None:
     """Return the content of an entry; None if it is not what was written."""
-    content, end = raw[:-END_BYTES], raw[-END_BYTES:]
-    if raw.nbytes >= END_BYTES and _with_hash(key, content, end[:TAG_BYTES]) == end:
+    content = raw[:-HASH_BYTES]
+    if raw.nbytes >= HASH_BYTES and hash_of(key, content) == raw[-HASH_BYTES:]:
         return content
     COUNTS.add(damaged=1)
     return None

@@ -17,15 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from raydali.data.sources.cache_entries import (
-    END_BYTES,
-    HASH_BYTES,
-    KEY_BYTES,
-    CacheOption,
-    Entries,
-    checked,
-    entry_path,
-)
+from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, entry_path
 from raydali.host.child import received
 
 _HEAD = struct.Struct("<cHI")  # what is asked for, the length of the bucket's name, the length of what follows it
@@ -140,12 +132,10 @@ class _Handler(socketserver.BaseRequestHandler):
                 if asked == b"G":
                     self._send(entry_path(self.server.folder, bucket, key))
                 else:
-                    raw = received(self.request, length - KEY_BYTES)
-                    if (content := checked(key, raw)) is not None:
-                        self.server.entries.read(bucket, key)  # which removes it if it is damaged
-                        self.server.entries.write(
-                            bucket, key, content, int.from_bytes(raw[-END_BYTES:-HASH_BYTES], "little")
-                        )
+                    content = checked(key, received(self.request, length - KEY_BYTES))
+                    entries = self.server.entries
+                    if content is not None and entries.read(bucket, key) is None:  # this one may be damaged
+                        entries.write(bucket, key, content)
                     self.request.sendall(_TAKEN)
 
     def _send(self, path: str) -> None:

@@ -15,12 +15,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, end_of
+from raydali.data.sources.cache_entries import KEY_BYTES, CacheOption, Entries, checked, hash_of
 from raydali.data.sources.cache_peers import Peers
 from raydali.data.sources.read_counts import COUNTS
 from raydali.data.sources.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 
+TAG_BYTES = 8
+"""At the end of an entry's content: the number for its version that `fetch` has returned."""
 VERSIONED, UNVERSIONED = ".versioned", ".unversioned"
 _COPIES_AHEAD = 64
 """Copies that wait for their way to the owner or the disk; further ones are made before the reader goes on."""
@@ -51,26 +53,27 @@ class NodeCache:
         self._waiting = threading.Semaphore(_COPIES_AHEAD)
 
     def read(self, part: ObjectPart, fetch: Callable[[ObjectPart], tuple[memoryview, int]]) -> memoryview:
-        """Return the content of a part; `fetch` reads it from its bucket, with the number for its ETag."""
+        """Return the content of a part; `fetch` reads it from its bucket, with a number for its version."""
         key, bucket = key_of(part), bucket_of(part)
         if self._entries is not None and (found := self._entries.read(bucket, key)) is not None:
             COUNTS.add(hits=1)
-            return found
+            return found[:-TAG_BYTES]
         owners = [owner_of(key, group) for group in self._groups]
         for node in dict.fromkeys(owners):  # the owner of now, and then those of earlier
             raw = self._peers.get(node, bucket, key) if node != self._me and node in self._peers else None
             if raw is not None and (found := checked(key, raw)) is not None:
                 COUNTS.add(peer_hits=1)
-                return found
+                return found[:-TAG_BYTES]
         content, tag = fetch(part)
-        self._keep(owners[0], bucket, key, content, tag)
+        tagged = b"".join((content, tag.to_bytes(TAG_BYTES, "little", signed=True)))
+        self._keep(owners[0], bucket, key, memoryview(tagged))
         return content
 
-    def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview, tag: int) -> None:
+    def _keep(self, owner: str, bucket: str, key: bytes, content: memoryview) -> None:
         if owner == self._me and self._entries is not None:
-            copy = partial(self._entries.write, bucket, key, content, tag)
+            copy = partial(self._entries.write, bucket, key, content)
         elif owner in self._peers:
-            copy = partial(self._peers.put, owner, bucket, key, b"".join((content, end_of(key, content, tag))))
+            copy = partial(self._peers.put, owner, bucket, key, b"".join((content, hash_of(key, content))))
         else:
             return
         if self._waiting.acquire(blocking=False):

@@ -109,9 +109,9 @@ def _read(make: bytes | None, parts: Sequence[ObjectPart], together: int) -> lis
 
 def _read_together(make: bytes | None, parts: Sequence[ObjectPart]) -> list[memoryview]:
     if make is None:
-        return [*map(storage.fetch, parts)]
+        return [storage.fetch(part)[0] for part in parts]
     read = _cache_of(make, os.getpid()).read
-    return [read(part, storage.fetch_tagged) for part in parts]
+    return [read(part, storage.fetch) for part in parts]
 
 
 def _split(parts: Sequence[ObjectPart], size: int) -> list[Sequence[ObjectPart]]:

@@ -151,16 +151,11 @@ def read(uri: str) -> bytes:
         StoreError: the object store does not answer; names the URI and the reason.
         OSError: a local file cannot be read.
     """
-    return Path(uri).read_bytes() if uri.startswith("/") else bytes(fetch(ObjectPart(uri)))
+    return Path(uri).read_bytes() if uri.startswith("/") else bytes(fetch(ObjectPart(uri))[0])
 
 
-def fetch(part: ObjectPart) -> memoryview:
-    """Return the content of a part, as `fetch_tagged` does."""
-    return fetch_tagged(part)[0]
-
-
-def fetch_tagged(part: ObjectPart) -> tuple[memoryview, int]:
-    """Return the content of a part, never from a cache, and the number for the ETag of the object, 0 without one.
+def fetch(part: ObjectPart) -> tuple[memoryview, int]:
+    """Return the content of a part, never from a cache, and the number for its ETag, else the negative time, in ns.
 
     Raises:
         FileNotFoundError: there is no such object, or it has another size than when it was indexed.
@@ -183,13 +178,13 @@ def fetch_tagged(part: ObjectPart) -> tuple[memoryview, int]:
 
 
 def _by_arrow(part: ObjectPart) -> tuple[memoryview, int, int]:
-    system, path = file_system(part.uri), part.uri.partition("://")[2]
+    system, path, now = file_system(part.uri), part.uri.partition("://")[2], time.time_ns()
     if part.length is None:
         with system.open_input_stream(path, compression=None) as stream:
             content = memoryview(stream.read())
-        return content, content.nbytes, 0
+        return content, content.nbytes, -now
     with system.open_input_file(path) as file:
-        return memoryview(file.read_at(part.length, part.offset)), file.size(), 0
+        return memoryview(file.read_at(part.length, part.offset)), file.size(), -now
 
 
 def _from_s3(store: "S3Store", key: str, part: ObjectPart) -> tuple[memoryview, int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from raydali.data.sources import objects, storage
 from raydali.data.sources.cache_entries import CacheOption, Entries
 from raydali.data.sources.cache_peers import serve
-from raydali.data.sources.node_cache import NodeCache, bucket_of, key_of
+from raydali.data.sources.node_cache import TAG_BYTES, NodeCache, bucket_of, key_of
 from raydali.data.sources.source import Source
 from raydali.data.sources.storage import ObjectPart, not_permitted
 from raydali.host.child import Child, ChildDiedError
@@ -96,10 +96,11 @@ def _changed(entries: Entries, parts: Sequence[ObjectPart], rank: int) -> set[st
     mine = [part for part in parts if not part.tag][rank % ranks :: ranks]
 
     def has_changed(part: ObjectPart) -> bool:
-        if (held := entries.version(bucket_of(part), key_of(part))) is None:
+        if (held := entries.read(bucket_of(part), key_of(part))) is None:
             return False
-        (size, tag, written), (size_now, now) = held, storage.version_of(part.uri)
-        return size_now >= 0 and (size_now != size or now > 0 < tag != now or -now > written)
+        tag = int.from_bytes(held[-TAG_BYTES:], "little", signed=True)
+        size, now = storage.version_of(part.uri)
+        return size >= 0 and (size != held.nbytes - TAG_BYTES or now > 0 < tag != now or now < tag < 0)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return {bucket_of(part) for part, changed in zip(mine, threads.map(has_changed, mine), strict=True) if changed}

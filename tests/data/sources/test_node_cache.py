@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from raydali.data.sources import cache_entries, cache_peers, objects, storage
-from raydali.data.sources.cache_entries import END_BYTES, CacheOption, Entries
+from raydali.data.sources.cache_entries import HASH_BYTES, CacheOption, Entries
 from raydali.data.sources.cache_peers import Peers, serve
-from raydali.data.sources.node_cache import NodeCache, key_of, owner_of
+from raydali.data.sources.node_cache import TAG_BYTES, NodeCache, key_of, owner_of
 from raydali.data.sources.read_counts import COUNTS
 from raydali.data.sources.storage import ObjectPart
 from raydali.errors import UsageError
@@ -25,6 +25,7 @@ from tests.support.disks import small_disk
 from tests.support.messages import mentioning
 
 SAMPLES, BYTES = 1200, 500
+END_BYTES = TAG_BYTES + HASH_BYTES
 PARTS = [ObjectPart(f"s3://bucket/{number}.jpg") for number in range(SAMPLES)]
 
 
@@ -173,7 +174,7 @@ def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: P
 
 def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket()
-    monkeypatch.setattr(storage, "fetch_tagged", bucket.fetch)
+    monkeypatch.setattr(storage, "fetch", bucket.fetch)
 
     def read(parts: Sequence[ObjectPart]) -> None:
         for begin in range(0, len(parts), 8):
@@ -252,22 +253,22 @@ def test_a_node_without_an_id_gets_one_that_stays(tmp_path: Path, content: bytes
 def test_entries_are_written_while_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer takes room of the counter for many entries at once, which needs the lock."""
     counting, other = (Entries(CacheOption(str(tmp_path), 10**8)) for _ in range(2))
-    counting.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]), 7)
+    counting.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]))
     os.pwrite(os.open(tmp_path / "used", os.O_RDWR), b"\1" * 3, 0)  # what a killed process has left
     size, written = cache_entries._size, list[bool]()
 
     def size_beside_a_writer(path: str, began: float) -> int:
         for part in PARTS[1:3] if not written else ():
-            other.write("s3-bucket.unversioned", key_of(part), content(part), 7)
+            other.write("s3-bucket.unversioned", key_of(part), content(part))
             path_of = cache_entries.entry_path(str(tmp_path), "s3-bucket.unversioned", key_of(part))
             written.append(Path(path_of).is_file())
             os.utime(path_of, (began + 1, began + 1))  # as the clocks of some disks are coarse
         return size(path, began)
 
     monkeypatch.setattr(cache_entries, "_size", size_beside_a_writer)
-    assert counting.count() == {"s3-bucket.unversioned": BYTES + END_BYTES} and written == [True, True]
+    assert counting.count() == {"s3-bucket.unversioned": BYTES + HASH_BYTES} and written == [True, True]
     taken = other.limit >> 12
-    assert counting.used == BYTES + END_BYTES + taken
+    assert counting.used == BYTES + HASH_BYTES + taken
 
 
 def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
     node = Node(tmp_path, 10**8, token)
     peers = Peers({"a": [("127.0.0.1", node.port)]}, token)
     try:
-        node.entries.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]), 7)
+        node.entries.write("s3-bucket.unversioned", key_of(PARTS[0]), content(PARTS[0]))
         for _ in range(2):
             found = peers.get("a", "s3-bucket.unversioned", key_of(PARTS[0]))
             assert found is not None and bytes(found[:BYTES]) == bytes(content(PARTS[0]))
