@@ -186,10 +186,8 @@ class Shards:
 
     def _part(self, id: int) -> storage.ObjectPart:
         number = self.shard_numbers[id]
-        whole = storage.ObjectPart(self.shard(id), 0, None, int(self.sizes[number]), int(self.tags[number]))
-        if not self.in_ranges:
-            return whole
-        return whole._replace(offset=int(self.offsets[id]), length=int(self.lengths[id]))
+        begin, length = (int(self.offsets[id]), int(self.lengths[id])) if self.in_ranges else (0, None)
+        return storage.ObjectPart(self.shard(id), begin, length, int(self.sizes[number]), int(self.tags[number]))
 
     @property
     def versions(self) -> Versions:

@@ -19,11 +19,9 @@ LISTED: "dict[str, array[int]]" = {}
 
 def versions_of(root: str, paths: Iterator[str]) -> Versions | None:
     """Return the versions of files at these paths below a root, as the newest listings had them; None if one lacks."""
-    own, prefix = f"{root}/", f"{root.partition('://')[2]}/"
-    listed = [rows for name, rows in LISTED.items() if own.startswith(f"{name}/") or f"{name}/".startswith(own)]
-    if not any(listed):
+    if not any(LISTED.values()):
         return None
-    rows = np.concatenate(listed).reshape(-1, 3)
+    rows, prefix = np.concatenate([*LISTED.values()]).reshape(-1, 3), f"{root.partition('://')[2]}/"
     wanted = np.fromiter((hash(prefix + path) for path in paths), np.int64)
     order = np.argsort(rows[:, 0], kind="stable")
     found = rows[order[np.searchsorted(rows[:, 0], wanted, "right", sorter=order) - 1]]
