@@ -5,6 +5,7 @@ Flat arrays pickle without copying (protocol 5), so that the workers of a node s
 
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
-from raydali.data.sources.versions import Versions, versions_of
 from raydali.errors import UsageError
 
 # A path that needs no root.
@@ -29,6 +29,13 @@ _WHOLE = re.compile(r"/|[\w+.-]+://")
 _UNREADABLE_KEY = re.compile(r"[?#\0]|//|/\.\.?/")
 _BYTES_AT_ONCE = 1 << 24
 _PATHS_AT_ONCE = 1 << 16
+
+Versions = NDArray[np.int64]
+"""(N, 2): sizes in bytes, -1 where unknown; and positive numbers for ETags, 0 where unknown, or negative times of the
+last change in ns, which tell versions apart, but may differ for the same content."""
+
+LISTED: "dict[str, array[int]]" = {}
+"""By the URI of a listed root, the newest last: for each object a hash of BUCKET/KEY, and its version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +47,7 @@ class Files:
         packed_paths: uint8, the paths relative to the root, joined by NUL.
         offsets: int64 (N + 1,), where each path begins in packed_paths, and their end.
         missing: ids of listed files that do not exist, as far as that was checked.
-        versions: of the files, see `versions.Versions`; None if they were not listed in a bucket.
+        versions: of the files, see `Versions`; None if they were not listed in a bucket.
     """
 
     root: str
@@ -95,7 +102,14 @@ class Files:
         return cls(*packer.packed(), **fields)._with_versions()
 
     def _with_versions(self) -> Self:
-        return replace(self, versions=versions_of(self.root, self.relative_paths())) if "://" in self.root else self
+        """Return the index with the versions of its files, if the newest listings have all of them."""
+        if "://" not in self.root or not any(LISTED.values()):
+            return self
+        rows, prefix = np.concatenate([*LISTED.values()]).reshape(-1, 3), f"{self.root.partition('://')[2]}/"
+        wanted = np.fromiter((hash(prefix + path) for path in self.relative_paths()), np.int64)
+        order = np.argsort(rows[:, 0], kind="stable")
+        found = rows[order[np.searchsorted(rows[:, 0], wanted, "right", sorter=order) - 1]]
+        return replace(self, versions=found[:, 1:]) if (found[:, 0] == wanted).all() else self
 
     def __len__(self) -> int:
         """N."""

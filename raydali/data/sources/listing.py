@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from raydali.data.sources import storage
 from raydali.data.sources.file_rules import LEFT_FILES, Listing, is_ignored
-from raydali.data.sources.files import absolute
-from raydali.data.sources.versions import LISTED
+from raydali.data.sources.files import LISTED, absolute
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

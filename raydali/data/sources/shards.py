@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from raydali.data.sources import storage
 from raydali.data.sources.file_parts import read_part
 from raydali.data.sources.file_rules import describe_skipped
-from raydali.data.sources.files import absolute, digest, only_names
+from raydali.data.sources.files import Versions, absolute, digest, only_names
 from raydali.data.sources.listing import FoundFile
 from raydali.data.sources.objects import read_objects
 from raydali.data.sources.reading import reading
 from raydali.data.sources.shard_index import ShardIndex
-from raydali.data.sources.versions import Versions
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -49,7 +48,7 @@ class Shards:
         root: an absolute path or a URI, without a slash at its end.
         shards: S paths relative to the root.
         sizes: int64 (S,), sizes of the shards in bytes.
-        tags: int64 (S,), numbers for their versions, see `versions.Versions`.
+        tags: int64 (S,), numbers for their versions, see `files.Versions`.
         shard_numbers: int32 (N,), indices into shards.
         offsets, lengths: int64 (N,), the position of an image in its shard, in bytes.
         packed_names: uint8, names of the images in their shards, each ended by a NUL.

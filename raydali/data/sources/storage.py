@@ -38,7 +38,7 @@ _LIST_RETRIES, _LISTED_AT_ONCE = 3, 10_000
 """The same for obstore; a listing that fails is one for pyarrow."""
 _GCS_RETRY_SECONDS = 20
 UNKNOWN = -1, 0
-"""Size and tag of a file that is not reached, see `versions.Versions`."""
+"""Size and tag of a file that is not reached, see `files.Versions`."""
 _SECRET = re.compile(
     r"://(?!anonymous@)[^/?#\s]*@"
     r"|(s3|gs|gcs)://[^/?#\s]*:"  # a key may contain slashes, and the rest looks like a path then
@@ -53,7 +53,7 @@ _ENOUGH = 12  # bytes that no other file begins with
 
 
 ListedObject = tuple[str, int, int, bool]
-"""BUCKET/KEY, its version (see `Versions`), and whether it is a file."""
+"""BUCKET/KEY, its version (see `files.Versions`), and whether it is a file."""
 
 
 class StoreError(OSError):
@@ -120,7 +120,7 @@ class ObjectPart(NamedTuple):
         uri: `s3://` or `gs://`.
         offset, length: the part, in bytes; without a length, the whole object.
         size: of the object when it was indexed, in bytes; None if that is not known, or need not be the same.
-        tag: a number for its version then, see `versions.Versions`; 0 if that is not known.
+        tag: a number for its version then, see `files.Versions`; 0 if that is not known.
     """
 
     uri: str
@@ -298,7 +298,7 @@ def _listed(info: "FileInfo") -> ListedObject:
 
 
 def version_of(path: str) -> tuple[int, int]:
-    """Return the size of a file and the number that tells its version, see `Versions`; UNKNOWN if it is not reached.
+    """Return the size of a file and the number for its version, see `files.Versions`; UNKNOWN if it is not reached.
 
     Args:
         path: absolute, or an `s3://` or `gs://` URI.
