@@ -54,6 +54,9 @@ from raydali.train.finetuning import freeze
 from raydali.train.step import ForwardBackward, RunningStatistics, with_sync_batchnorm
 from raydali.train.worker import NOTICES
 
+EARLY_SAVES = 2
+"""Number of checkpoints at the beginning of a short run: the first ones take longer than those of a long run."""
+
 
 class TrainingRun:
     """A training run, on one worker. All ranks must call the same methods in the same order.
@@ -252,7 +255,8 @@ class TrainingRun:
                 profiler.after(index)
             if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
                 self._checkpoint()
-            if index == cursor.start and session.short_seconds is not None and cursor.saved < cursor.done:
+            is_early = session.short_seconds is not None and index < cursor.start + EARLY_SAVES
+            if is_early and cursor.saved < cursor.done:
                 self._checkpoint(waits=True)
             if self._short.ends_after_step():
                 session.steps_left = 0

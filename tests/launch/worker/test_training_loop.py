@@ -73,8 +73,8 @@ class Loop:
                     self.end_epoch()
 
 
-@pytest.mark.parametrize(("seconds", "saved"), [(600.0, [14, 1]), (None, [14])])
-def test_a_short_run_saves_a_first_checkpoint_in_its_first_epoch(
+@pytest.mark.parametrize(("seconds", "saved"), [(600.0, [14, 2, 1]), (None, [14])])
+def test_a_short_run_saves_the_first_checkpoints_in_its_first_epoch(
     tmp_path: Path, seconds: float | None, saved: list[int]
 ) -> None:
     loop = Loop(tmp_path)
