@@ -210,7 +210,7 @@ def _sentence(box: str, prog: str) -> str:
     if choice := re.match(r"invalid choice (.+) for argument '(.+)'\. Expected one of \((.+)\)", text):
         choices = sorted({*re.findall(r"'(.+?)'", choice[3])} - {"None"})
         return f"{choice[2]} must be one of {', '.join(choices)}, not {choice[1]}"
-    if wrong := re.match(r"Error parsing (?:\S+/)?(--\S+): (.* int\(\)|could not).*: ('.*')$", text):
+    if wrong := re.match(r"Error parsing (?:\S+/)?(--\S+): .*(int\(\)|could not convert).*: ('.*')$", text):
         return f"{wrong[1]} must be {'a whole number' if 'int' in wrong[2] else 'a number'}, not {wrong[3]}"
     text = re.sub(r"Missing value for argument '(.+)'\. Expected 1 values\.", r"\1 needs a value", text)
     text = re.sub(r"\bSTR |\.? \(required\)", "", text.replace(f"Missing from {prog}:", f"{prog} needs:"))

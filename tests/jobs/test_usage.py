@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event
 
 import pytest
 import safetensors.torch
@@ -246,7 +247,9 @@ def run_jobs(commands: dict[Path, list[str]], modules: Path) -> None:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as end:
             (folder / "code").write_text(str(end.code))
-        sys.stdout.flush()
+        written = Event()
+        sys.stderr.buffer.call(written.set)  # type: ignore[union-attr]  # by a thread
+        written.wait()
 
 
 def refusal(folder: Path) -> str:
