@@ -189,7 +189,7 @@ class Files:
         return [np.frombuffer(content, np.uint8) for content in contents]
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
-        """Where these files are, local ones too, with the size of those that have an ETag."""
+        """Return the places of these files, local ones too, with the size of those that have an ETag."""
         versions = [storage.UNKNOWN] * len(ids) if self.versions is None else self.versions[ids].tolist()
         return [
             storage.ObjectPart(_decoded(path), 0, None, size if tag > 0 else None, tag)

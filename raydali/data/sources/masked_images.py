@@ -98,7 +98,7 @@ class MaskedImages(ImagePairs):
 
     @cached_property
     def sample(self) -> MaskSample:
-        """What some masks hold, always the same ones; the loaders find those that cannot be read."""
+        """The counts of some masks, always the same ones; the loaders find those that cannot be read."""
         order = np.argsort(keyed(_SALT, np.arange(len(self))))[:MOST_MASKS].tolist()
         sample = MaskSample(is_whole=len(order) == len(self))
         with ThreadPoolExecutor(_THREADS) as threads:

@@ -208,7 +208,7 @@ class Shards:
             return [*chain.from_iterable(_readers(os.getpid()).map(self._contents, parts))]
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
-        """Where these images are, in local shards too; the whole shards if images are no ranges of their bytes."""
+        """Return the places of these images, local ones too; the whole shards if images are no ranges of bytes."""
         return [*map(self._part, ids.tolist())]
 
     def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:

@@ -13,7 +13,7 @@ from raydali.text import plural
 SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "exclude"
 """Options by which the same --data gives other samples or labels."""
 CONSEQUENCES = {"batch_size": ": steps keep their samples; BatchNorm's groups and random numbers change"}
-"""What else changes with a setting."""
+"""Clauses about the consequences of changed settings."""
 
 
 @dataclass(frozen=True)
