@@ -25,8 +25,8 @@ from raydali.host.interrupts import raise_on_signals
 from raydali.run.folder import RunFolder
 folder = RunFolder(sys.argv[1], "run")
 raise_on_signals()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     for number in itertools.count(len(folder.rows("events.jsonl"))):
         folder.append("events.jsonl", {"number": number})
 except KeyboardInterrupt:
@@ -118,8 +118,8 @@ HANGUP = """
 import sys
 from raydali.host.interrupts import raise_on_signals
 raise_on_signals()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     sys.stdin.readline()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
