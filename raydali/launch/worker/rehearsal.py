@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from raydali.data.loading.loader import Batch, Loader
 from raydali.host import start_clock
+from raydali.host.hardware import COMPILED_VALIDATION_PAYS_FROM
 from raydali.launch.worker.run_ceiling import RunCeiling
 from raydali.launch.worker.step import RunParts, Step
 from raydali.measure.ceiling import Ceiling
@@ -91,16 +92,22 @@ class Rehearsal:
 
     def warm_up_inference(self) -> bool:
         """Compile and capture what the validation computes, once; return whether there was something to."""
-        run = self._run
-        faster = [(inference, inputs) for inference, inputs in run.inferences if inference.is_faster]
+        run, compiled = self._run, self._compiles_validation()
+        inferences = [*run.inferences] if compiled or run.captures else []
         run.inferences.clear()
-        if faster:
+        if inferences:
             batch = self._val_loader.resident_batch(min(run.config.batch_size, self._val_loader.order.samples))
-            if run.config.compile:
+            if compiled:
                 run.session.emit_once(Note("compiling the validation"))
-            for inference, inputs in faster:
-                inference.warm_up(batch[inputs])
-        return bool(faster)
+            for inference, inputs in inferences:
+                inference.warm_up(batch[inputs], compiled=compiled, graph=run.captures)
+        return bool(inferences)
+
+    def _compiles_validation(self) -> bool:
+        config, batch = self._run.config, self._run.config.batch_size * self._run.worker.world_size
+        validations = sum(map(config.validates, range(self._epoch, config.epochs)))
+        batches = validations * -(-self._val_loader.order.samples // batch)
+        return bool(config.compile) and batches >= COMPILED_VALIDATION_PAYS_FROM
 
     def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
         if not (self._prepares or measures):

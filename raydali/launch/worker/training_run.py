@@ -159,7 +159,9 @@ class TrainingRun:
         return differentiated
 
     def inference(self, model: nn.Module, *, inputs: str = "images") -> nn.Module:
-        """Return the model for the validation, compiled and captured in a CUDA graph if the options say so.
+        """Return the model for the validation, captured in a CUDA graph and compiled if the options say so.
+
+        It is compiled only if the validations of the run have enough batches to gain from it.
 
         Weights and statistics are those of the model at each call.
 
@@ -167,8 +169,7 @@ class TrainingRun:
             model: see `ValidationForward`; without DDP.
             inputs: name of the tensor of a validation batch that the model takes.
         """
-        captures = self._run.config.cuda_graph and self._run.on_gpu
-        inference = ValidationForward(model, self.precision, compiled=self._run.config.compile, graph=captures)
+        inference = ValidationForward(model, self.precision)
         self._run.inferences.append((inference, inputs))
         return inference
 

@@ -74,33 +74,36 @@ def gather_arrays(worker: Worker, arrays: Mapping[str, NDArray[Any]]) -> list[di
 class ValidationForward(nn.Module):
     """A model that computes its outputs faster in evaluation mode, without gradients.
 
-    `warm_up` compiles and captures the model for full batches. Later a smaller batch is padded to a full one, so that
-    nothing is compiled or tuned during a validation. The weights are read in place. In training mode, before `warm_up`,
-    and for samples of another shape, the model runs as it is.
+    `warm_up` prepares the model for full batches. Later a smaller batch is padded to a full one, so that nothing is
+    compiled or tuned during a validation. The weights are read in place. In training mode, before `warm_up`, and for
+    samples of another shape, the model runs as it is.
 
     Args:
         model: in evaluation mode it maps samples (N, ...) to a tensor (N, ...), each sample independently of others.
         precision: precision of the forward pass.
-        compiled: whether torch.compile compiles the model; None means False. What cannot be compiled runs eagerly.
-        graph: whether to capture a CUDA graph. It needs a stream other than the default one. A model that cannot be
-            captured runs without a graph, which is logged.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, *, compiled: bool | None, graph: bool) -> None:
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
         super().__init__()
-        self.model, self._precision, self._captures = model, precision, graph
-        self.is_faster = bool(compiled or graph)
+        self.model, self._precision = model, precision
         self._run: Callable[[torch.Tensor], torch.Tensor] = lambda samples: model(samples)
-        if compiled:
-            self._run = compile_function(self._run)
         self._full: torch.Tensor | None = None
         self._outputs: torch.Tensor
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.inference_mode()
-    def warm_up(self, samples: torch.Tensor) -> None:
-        """Compile and capture the model for batches of this size and memory format."""
+    def warm_up(self, samples: torch.Tensor, *, compiled: bool, graph: bool) -> None:
+        """Compile, tune and capture the model for batches of this size and memory format.
+
+        Args:
+            samples: a full batch, (N, ...).
+            compiled: whether torch.compile compiles the model. What cannot be compiled runs eagerly.
+            graph: whether to capture a CUDA graph. It needs a stream other than the default one. A model that cannot be
+                captured runs without a graph, which is logged.
+        """
         full = self._full = samples.clone()
+        if compiled:
+            self._run = compile_function(self._run)
 
         def outputs() -> torch.Tensor:
             with evaluating(self), self._precision.autocast():
@@ -108,7 +111,7 @@ class ValidationForward(nn.Module):
 
         for _ in range(WARM_UP_CALLS):
             outputs()
-        captured = capture(outputs, "the validation") if self._captures else None
+        captured = capture(outputs, "the validation") if graph else None
         if captured is not None:
             self._graph, self._outputs = captured
 

@@ -19,7 +19,6 @@ from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
 from raydali.run.find import newest_first, step_of
-from raydali.train.evaluation.validation import ValidationForward
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, Stopped, folder_of
@@ -162,26 +161,29 @@ def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
     assert loop.session.folder.exists("best/model.safetensors")
 
 
-def test_a_resume_prepares_its_validation_only_when_it_validates(
+def test_a_validation_is_compiled_if_it_pays_and_by_a_resume_only_when_it_validates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first start does so before its first step: what does not fit into memory fails then."""
-    config = replace(CONFIG, epochs=3)
-    stream = config.stream(len(digits_data().train))
+    config = replace(CONFIG, epochs=3, compile=True)
+    stream, samples = config.stream(len(digits_data().train)), len(digits_data().val)
+    monkeypatch.setattr("raydali.train.step.compile_function", lambda function, **_: function)
 
-    def steps_before(stop_at: int | None) -> list[int]:
+    def steps_before(folder: str, stop_at: int | None, pays_from: int) -> list[int]:
         """Return how many steps of the run were done at each preparation."""
-        loop, prepared = Loop(tmp_path, config, stop_at), list[int]()
-        monkeypatch.setattr(ValidationForward, "warm_up", lambda *_: prepared.append(loop.session.cursor.done))
-        inference = loop.run.inference(loop.model)
-        assert isinstance(inference, ValidationForward)
-        inference.is_faster = True
+        loop, prepared = Loop(tmp_path / folder, config, stop_at), list[int]()
+        warm_up = "raydali.train.evaluation.validation.ValidationForward.warm_up"
+        monkeypatch.setattr(warm_up, lambda *_, compiled, graph: prepared.append(loop.session.cursor.done))
+        monkeypatch.setattr("raydali.launch.worker.rehearsal.COMPILED_VALIDATION_PAYS_FROM", pays_from)
+        loop.run.inference(loop.model)
         with suppress(Stopped):
             loop.train()
         return prepared
 
-    assert steps_before(stream.end_step(0) + 1) == [0]
-    assert steps_before(None) == [stream.end_step(1)]
+    batches = -(-samples // config.batch_size)
+    assert steps_before("a", stream.end_step(0) + 1, 3 * batches) == [0]
+    assert steps_before("a", None, 2 * batches) == [stream.end_step(1)]
+    assert steps_before("b", None, 3 * batches + 1) == []
 
 
 @pytest.mark.parametrize(

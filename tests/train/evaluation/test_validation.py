@@ -36,8 +36,8 @@ def outputs(model: nn.Module, samples: torch.Tensor) -> torch.Tensor:
 def test_batches_of_all_sizes_use_what_was_compiled_before(counter: CompileCounter) -> None:
     model = network()
     mean = model.get_buffer("1.running_mean")
-    inference, before = ValidationForward(model, PRECISION, compiled=True, graph=False), mean.clone()
-    inference.warm_up(torch.randn(16, 3, 8, 8))
+    inference, before = ValidationForward(model, PRECISION), mean.clone()
+    inference.warm_up(torch.randn(16, 3, 8, 8), compiled=True, graph=False)
     assert torch.equal(mean, before) and model.training and inference.training
     compiled = counter.frame_count
     assert compiled
@@ -55,8 +55,8 @@ def test_batches_of_all_sizes_use_what_was_compiled_before(counter: CompileCount
 )
 def test_other_samples_run_uncompiled(samples: torch.Tensor, counter: CompileCounter) -> None:
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())
-    inference = ValidationForward(model, PRECISION, compiled=True, graph=False)
-    inference.warm_up(torch.randn(16, 3, 8, 8))
+    inference = ValidationForward(model, PRECISION)
+    inference.warm_up(torch.randn(16, 3, 8, 8), compiled=True, graph=False)
     compiled = counter.frame_count
     assert torch.equal(outputs(inference, samples), outputs(model, samples))
     assert counter.frame_count == compiled
@@ -64,7 +64,7 @@ def test_other_samples_run_uncompiled(samples: torch.Tensor, counter: CompileCou
 
 def test_it_trains_as_the_model_does() -> None:
     model = network()
-    inference = ValidationForward(model, PRECISION, compiled=False, graph=False)
-    inference.warm_up(torch.randn(16, 3, 8, 8))
+    inference = ValidationForward(model, PRECISION)
+    inference.warm_up(torch.randn(16, 3, 8, 8), compiled=False, graph=False)
     inference(torch.randn(16, 3, 8, 8)).sum().backward()
     assert model.get_parameter("0.weight").grad is not None
