@@ -9,8 +9,10 @@
     sync-bn   ddp with SyncBatchNorm
 
 Each runs in fp32 (convolutions in TF32, torch's default) and amp (fp16 with a GradScaler), with Pillow in torch's
-DataLoader and with DALI. All are eager, as usual scripts are, so these rates are not those of raydali's jobs: see
-`raydali bench train`. No job of raydali uses DataParallel. Without a GPU one process and DDP with two are measured.
+DataLoader and with DALI. Forward and backward pass are a CUDA graph, as in raydali's jobs, except with DataParallel,
+which cannot be captured; ddp takes DDP or one all-reduce after the pass, whichever is faster. Nothing is compiled, so
+these rates are not those of the jobs: see `raydali bench train`. Without a GPU one process and DDP with two are
+measured.
 
 Each process takes steps on one resident batch before the loader starts, for tuning and DDP's buckets, then steps on
 the loader's batches that do not count, and then the timed segments.
@@ -116,6 +118,7 @@ def _task(options: StrategiesBench, root: str, row: Row) -> "TrainTask":
         rounds=options.repeats,
         precision=precision,
         strategy=row["strategy"],
+        cuda_graph=row["strategy"] != "dp",
         gpus=row["gpus"],
         segments=("real",),
     )
@@ -174,6 +177,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "lowest .. highest": spread,
     "/ one": cell("to_one", ".2f"),
     "no data": cell("loader_wait_fraction", ".0%"),
+    "captured": lambda row: {True: "yes", False: "no"}.get(row["captured"], ""),
 }
 
 
@@ -187,6 +191,7 @@ METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "high": lambda measured: max(_of_real(measured)),
     "repeats": _of_real,
     "loader_wait_fraction": lambda measured: statistics.median(_of_real(measured, "loader_wait_fraction")),
+    "captured": lambda measured: measured["captured"],
 }
 """Metrics of a row, computed from what rank 0 returns. Rates are of all GPUs; loader_wait_fraction is the share of the
-time in which GPUs had no data."""
+time in which GPUs had no data; captured is whether forward and backward pass were a CUDA graph."""

@@ -168,6 +168,7 @@ METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "of_ceiling_high": lambda measured: max(_of_ceiling(measured)),
     "loader_wait_fraction": _median("real", "loader_wait_fraction"),
     "rounds": lambda measured: measured["rounds"],
+    "captured": lambda measured: measured["captured"],
 }
 """Metrics of a row, computed from what rank 0 returns: rates in images per second over all GPUs, medians of the rounds.
 loader_wait_fraction is the share of the time in which the device waited for data."""

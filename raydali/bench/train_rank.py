@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from raydali.host.hardware import PrecisionName
-    from raydali.train.step import Precision
+    from raydali.train.step import ForwardBackward, Precision
     from raydali.train.worker import Worker
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
@@ -139,7 +139,8 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     Returns:
         On rank 0 a dict, on the others None:
             "ceiling_before": a measured segment, if the ceiling is measured,
-            "rounds": a list of dicts of measured segments by name.
+            "rounds": a list of dicts of measured segments by name,
+            "captured": whether forward and backward of the steps were a CUDA graph.
         A measured segment is a dict:
             "images_per_second": the sum of all ranks,
             "loader_wait_fraction": share of the time in which the device had no data, mean over ranks.
@@ -161,7 +162,8 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     source = LabeledFiles.scan(task.root)
     precision = Precision(task.precision, worker.device)
     feed = Feed(task, source, precision)
-    segments = Segments(task, feed, _make_step(task, feed, source, worker, precision), worker)
+    step, forward_backward = _make_step(task, feed, source, worker, precision)
+    segments = Segments(task, feed, step, worker)
     with closing(feed.batches):
         measured = segments.before(), [segments.round() for _ in range(task.rounds)]
     of_ranks = worker.gather(measured)
@@ -179,10 +181,13 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     return {
         "ceiling_before": combine(before) if before else None,
         "rounds": [{name: combine([each[name] for each in ranks]) for name in task.segments} for ranks in rounds],
+        "captured": forward_backward.is_captured,
     }
 
 
-def _make_step(task: TrainTask, feed: Feed, source: LabeledFiles, worker: "Worker", precision: "Precision") -> Step:
+def _make_step(
+    task: TrainTask, feed: Feed, source: LabeledFiles, worker: "Worker", precision: "Precision"
+) -> tuple[Step, "ForwardBackward"]:
     import torch
 
     from raydali.train.models.classification import build_model
@@ -219,8 +224,10 @@ def optimizer_step(
     overlap: bool | None = None,
     micro_batches: int = 1,
     **options: bool,
-) -> Step:
-    """Return a function that trains on a micro-batch, at learning rate 0: the weights do not change.
+) -> tuple[Step, "ForwardBackward"]:
+    """Return a function that trains on a micro-batch, and its part without the optimizer.
+
+    The learning rate is 0: the weights do not change.
 
     Args:
         model: the model whose parameters are optimized.
@@ -263,7 +270,7 @@ def optimizer_step(
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return step, forward_backward
 
 
 Segment = tuple[float, float]

@@ -160,6 +160,11 @@ class ForwardBackward:
         self._captures = graph and (adds or not several)
         self.expect_other_shapes()
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a CUDA graph."""
+        return self._graph is not None
+
     def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
         """Return how many of these samples fit, after not all of them did; None if not even one does.
 

@@ -38,7 +38,7 @@ def measured(rate: float) -> dict[str, Any]:
     """What the processes of a row measured: two rounds."""
     figures = [{"images_per_second": rate, "loader_wait_fraction": 0.1}]
     figures.append({"images_per_second": 3 * rate, "loader_wait_fraction": 0.2})
-    return {"ceiling_before": None, "rounds": [{"real": each} for each in figures]}
+    return {"ceiling_before": None, "rounds": [{"real": each} for each in figures], "captured": True}
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -63,7 +63,7 @@ def test_measures_ddp_fed_by_dali(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert set(METRICS) < set(row)
     assert len(row["repeats"]) == 2 and all(0 < rate < math.inf for rate in row["repeats"])
     assert 0 < row["loader_wait_fraction"] < 1
-    assert row["to_one"] is None
+    assert row["to_one"] is None and row["captured"] is False
     heard = capfd.readouterr()
     assert mentions(heard.err, "DataParallel DDP SyncBatchNorm 2 GPUs")
     assert mentions(heard.out, "DDP 2 fp32 dali")
@@ -117,6 +117,7 @@ def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         **{(strategy, "raydali"): (4, 4, 1) for strategy in ("ddp", "sync-bn")},
     }
     assert {(task.strategy, task.gpus) for task in tasks} == {("one", 1), ("dp", 4), ("ddp", 4), ("sync-bn", 4)}
+    assert {task.strategy for task in tasks if not task.cuda_graph} == {"dp"}
     assert {(task.gpu, task.precision, task.segments) for task in tasks} == {
         (True, "fp32", ("real",)),
         (True, "fp16", ("real",)),

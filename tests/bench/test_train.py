@@ -118,7 +118,7 @@ def test_ranks_train_together_and_end_quietly(
 def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def two_calls() -> Iterator[Any]:
         yield MeasurementError("rank 0: Traceback\nout of memory")
-        yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND]}
+        yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND], "captured": True}
 
     calls = two_calls()
 

@@ -287,7 +287,7 @@ def test_a_compiled_step(name: str, rates: dict[str, float], seen: list[int], mo
     model, normalized, worker = network(of)
     images, labels = batch_of(BATCH, 224)
     is_fused = left_out is not None
-    step = optimizer_step(
+    step, _ = optimizer_step(
         model, normalized, worker, Precision("bf16", worker.device), compiled=True, fused=is_fused, graph=True
     )
     # Caches do not know what is left out.
