@@ -31,11 +31,13 @@ class Ceiling:
         images_per_second: rate of all ranks together; None if it is not known.
         why: why it is not known or void; empty if no measurement was requested.
         void: whether it was measured on a busy machine, and must be measured again.
+        gpu_busy: share of these steps in which GPUs compute, 0..1, mean over ranks; None if it was not measured.
     """
 
     images_per_second: float | None = None
     why: str = ""
     void: bool = False
+    gpu_busy: float | None = None
 
 
 def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> float | None:

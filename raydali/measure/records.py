@@ -124,6 +124,7 @@ def epoch_record(
     quarantined: int,
     ceiling_images_per_second: float | None,
     flops_per_image: float | None = None,
+    gpu_busy: float | None = None,
     options: object = None,
     useful_block: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
@@ -143,6 +144,7 @@ def epoch_record(
         ceiling_images_per_second: the ceiling of the last segment's workers. The row omits it if other segments had
             another number of workers, or if the epoch is faster (`share_of_ceiling`).
         flops_per_image: operations of the forward and backward pass of a sample; None if they are not counted.
+        gpu_busy: share of a step at the ceiling in which GPUs compute; None if it was not measured.
         options: the job's options, a dataclass, for the verdict's advice; None for a training loop without a job.
         useful_block: see `verdict`.
     """
@@ -178,6 +180,7 @@ def epoch_record(
         "loader_images_per_second": None,
         "ceiling_images_per_second": ceiling_images_per_second,
         "of_ceiling": of_ceiling,
+        "gpu_busy": gpu_busy,
         "flops_per_image": flops_per_image,
         "mfu": _utilisation(segments, images * flops_per_image) if flops_per_image else None,
         "loss": loss_sum / images if images else None,

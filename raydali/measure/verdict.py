@@ -28,6 +28,8 @@ SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 _EACH_EPOCH = "start-up", "validation", "checkpoint"
 TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 30, 1.0
 """If an epoch has fewer steps and a shorter time, the measurements are too few to name a cause."""
+GPU_IS_BUSY = 0.8
+"""From this share of a step on, the GPU computes, and the host's launches of kernels do not limit the step."""
 AT_CEILING = 0.95
 """From this share of the ceiling on, training counts as fast as its steps alone."""
 _ANY = 1 << 20
@@ -40,7 +42,7 @@ class Verdict(NamedTuple):
     """The largest cost of an epoch's time, and what to try.
 
     Attributes:
-        kind: the largest cost, or "step-bound" if none is large.
+        kind: the largest cost, or "step-bound" or "launch-bound" if none is large.
         cause: one of LOADER if the kind is "loader-bound", otherwise the kind.
         costs: cost of each cause as a share of the epoch, validation included, without zeros.
         text: a sentence, with the kind before the first colon, and a remedy if there is one.
@@ -82,6 +84,9 @@ def verdict(
     for cause, cost in costs.items():
         by_kind[kind_of(cause)] = by_kind.get(kind_of(cause), 0.0) + cost
     kind, cost = _largest(by_kind, steps, whole)
+    busy = record["gpu_busy"]
+    if kind == "step-bound" and busy is not None and busy < GPU_IS_BUSY:
+        kind = "launch-bound"
     cause = max(LOADER, key=lambda cause: costs.get(cause, 0.0)) if kind == "loader-bound" else kind
     wait = fmean(map(waited, ranks))
     finding = Finding(
@@ -93,6 +98,7 @@ def verdict(
         wait=wait / trained,
         mutual_wait=max(0.0, sum(seconds.get(cause, 0.0) for cause in LOADER) - wait) / trained,
         of_ceiling=record["of_ceiling"],
+        gpu_busy=busy,
         ranks=len(ranks),
         nodes=len({rank["node"] for rank in ranks}),
         straggler=straggler,
@@ -133,6 +139,7 @@ class Finding:
         wait: share of the training time for which a rank waited for its loader, without the first batch.
         mutual_wait: share of the training time for which a rank waited in an all-reduce for another rank's loader.
         of_ceiling: share of the ceiling; None if the ceiling is not known.
+        gpu_busy: see `epoch_record`.
         ranks, nodes: number of ranks, number of nodes.
         contended_node, foreign_cpu_share: see `costs.contended_node`.
         idle: share of idle cores on the busiest node.
@@ -160,6 +167,7 @@ class Finding:
     options: Any
     useful_block: Callable[[], int] = lambda: 0
     repeated: int = 0
+    gpu_busy: float | None = None
 
     def option(self, name: str, default: Any) -> Any:  # noqa: ANN401 (an option of any type)
         """Return an option of the job; the default for a job without it, and for a training loop without a job."""
@@ -247,6 +255,14 @@ def _faster_steps(found: Finding) -> str:
         found.advise(f"--precision {half}", half, precision=half) if is_slow and half != "fp32" else "",
         found.advise("--compile", "torch.compile", compile=True) if pays else "",
         "more GPUs" if on_gpu else "a GPU",
+    )
+
+
+def _fewer_launches(found: Finding) -> str:
+    return _first(
+        found.advise("--cuda-graph", "a CUDA graph", cuda_graph=True),
+        found.advise("--compile", "torch.compile", compile=True),
+        found.advise("a larger --batch-size", "a larger batch", batch_size=_ANY),
     )
 
 
@@ -380,7 +396,13 @@ CAUSES: dict[str, Cause] = {
         "checkpoints",
     ),
     "short epochs": Cause(0.3, _too_short),
-    "step-bound": Cause(0.0, _of_ceiling, _faster_steps),  # the verdict if no cause is named
+    # The verdicts if no cause is named.
+    "launch-bound": Cause(
+        0.0,
+        "the GPU computes for {gpu_busy:.0%} of a step, and otherwise waits for the host to launch kernels",
+        _fewer_launches,
+    ),
+    "step-bound": Cause(0.0, _of_ceiling, _faster_steps),
 }
 
 

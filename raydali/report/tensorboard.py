@@ -29,6 +29,7 @@ GROUPS = {
         "images_per_second",
         "ceiling_images_per_second",
         "of_ceiling",
+        "gpu_busy",
         "mfu",
         "loader_wait_fraction",
         "loader_images_per_second",

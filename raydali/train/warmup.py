@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from statistics import fmean
 from typing import TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from torch.optim import Optimizer
 from raydali.host import start_clock
 from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
+from raydali.measure.gpu_busy import busy_seconds
 from raydali.train.checkpoint_file import snapshot
 from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
 from raydali.train.worker import Worker
@@ -38,6 +41,7 @@ def warm_up(
     precision: Precision,
     worker: Worker,
     *,
+    differentiated: Sequence[ForwardBackward],
     steps: int,
     images: int,
     measures_ceiling: bool,
@@ -50,6 +54,7 @@ def warm_up(
         optimizer: the optimizer of the model.
         precision: the precision of the steps.
         worker: this rank.
+        differentiated: the functions that a step calls.
         steps: number of steps before the measurement, see `warm_up_steps`.
         images: number of images in one step of this rank.
         measures_ceiling: whether to measure the ceiling afterwards.
@@ -67,7 +72,19 @@ def warm_up(
         if not measures_ceiling:
             return Ceiling()
         measured = yield from _measured(take, worker, images, seconds_of_step=time.perf_counter() - began)
+        rate = measured.images_per_second
+        if rate and worker.device.type == "cuda" and not all(each.is_captured for each in differentiated):
+            measured = replace(measured, gpu_busy=(yield from _gpu_busy(take, worker, images, rate)))
         return measured
+
+
+def _gpu_busy(
+    take: Callable[[], Step], worker: Worker, images: int, rate: float
+) -> Generator[Step, None, float | None]:
+    of_ranks = worker.exchange(((yield from busy_seconds(take, worker.device)), images))
+    seconds_of_step = sum(images for _, images in of_ranks) / rate
+    busy = fmean(seconds for seconds, _ in of_ranks) / seconds_of_step
+    return min(1.0, busy) or None
 
 
 def _measured(

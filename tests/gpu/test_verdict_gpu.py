@@ -1,5 +1,6 @@
 """The verdict on real runs on GPUs in which one thing is wrong; steps are CUDA graphs, as they are by default."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def _slower_forward(seconds: float) -> None:
 def slow_model(_: int) -> None:
     """Steps of 50 ms: beside them, loading small images is nothing."""
     _slower_forward(0.05)
+
+
+def slow_host(_: int) -> None:
+    """The host takes 20 ms to launch the model's kernels; a CUDA graph replays them without it."""
+
+    def slower(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+        return model
+
+    planted._with_model(slower)
 
 
 def slow_rank_1(rank: int) -> None:
@@ -86,6 +97,7 @@ def slow_start(rank: int) -> None:
 ON_ONE = [
     pytest.param(slow_model, {}, {"train": 1600}, "step-bound", id="healthy"),
     pytest.param(slow_model, {"cuda_graph": False}, {"train": 1600}, "step-bound", id="healthy, launched"),
+    pytest.param(slow_host, {"cuda_graph": False}, {"train": 1600}, "launch-bound", id="slow host, launched"),
     pytest.param(planted.slow_reads, {}, {"train": 320}, "storage", id="slow reads"),
     pytest.param(
         planted.nothing, {"image_size": 32, "batch_size": 128}, {"size": BIG, "train": 5120}, "gpu decode", id="big"

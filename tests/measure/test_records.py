@@ -14,7 +14,7 @@ LINE = json.loads(
     """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,
      "seconds": 9.1, "images_per_second": 281.3, "loader_wait_seconds": 0.4, "loader_wait_fraction": 0.04,
      "step_seconds": 8.6, "first_batch_seconds": 0.3, "loader_images_per_second": 900.0,
-     "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "flops_per_image": 2.4e10, "mfu": 0.17,
+     "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "gpu_busy": 0.9, "flops_per_image": 2.4e10, "mfu": 0.17,
      "loss": 1.2, "learning_rate": 0.1,
      "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
      "checkpoint_seconds": 0.1, "quarantined": 0, "storage": null, "cached": null, "verdict": "step-bound: ...",
@@ -118,7 +118,7 @@ def test_what_was_not_measured_is_null() -> None:
     )
     missing = {name for name, value in record.items() if value is None}
     never_yet = {"loader_images_per_second", "ceiling_images_per_second", "of_ceiling", "verdict", "costs"}
-    never_yet |= {"flops_per_image", "mfu", "storage", "cached"}
+    never_yet |= {"gpu_busy", "flops_per_image", "mfu", "storage", "cached"}
     derived = {"images_per_second", "loader_wait_fraction", "loss", "first_batch_seconds", "validation"}
     assert missing == never_yet | derived
     assert (record["images"], record["seconds"], record["loader_wait_seconds"]) == (0, 0.0, 0.0)

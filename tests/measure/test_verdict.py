@@ -34,9 +34,9 @@ def rank(number: int = 0, world_size: int = 1, **measured: Any) -> RankRecord:
     return records.rank_record(number, world_size, **(healthy | measured))
 
 
-def line(*ranks: RankRecord, ceiling: float | None = 103.0, validation: float = 0.3) -> dict[str, Any]:
+def line(*ranks: RankRecord, ceiling: float | None = 103.0, validation: float = 0.3, **facts: Any) -> dict[str, Any]:
     of_all = ceiling * len(ranks) if ceiling else None
-    return records.epoch_line(ranks, validation={"seconds": validation}, ceiling_images_per_second=of_all)
+    return records.epoch_line(ranks, validation={"seconds": validation}, ceiling_images_per_second=of_all, **facts)
 
 
 def judged(*ranks: RankRecord, **facts: Any) -> Verdict:
@@ -53,6 +53,14 @@ def test_healthy_runs_are_step_bound() -> None:
     assert judged(*(rank(i, 8) for i in range(8))).kind == "step-bound"
     unmeasured = judged(rank(), ceiling=None)
     assert unmeasured.kind == "step-bound" and mentions(unmeasured.text, "ceiling not known")
+
+
+def test_a_gpu_that_waits_for_launches_is_launch_bound() -> None:
+    """Its ceiling, of the same launches, is no higher. Larger costs are named first."""
+    found = judged(rank(), gpu_busy=0.45)
+    assert found.kind == "launch-bound" and mentions(found.text, "launch-bound 45%")
+    assert judged(rank(), gpu_busy=0.85).kind == "step-bound"
+    assert judged(rank(loader_wait_seconds=5.0), gpu_busy=0.45).kind == "loader-bound"
 
 
 @pytest.mark.parametrize(

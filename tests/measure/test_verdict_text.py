@@ -30,6 +30,7 @@ FOUND: dict[str, Any] = {
     "idle": 0.0,
     "device": "cpu",
     "has_bf16": True,
+    "gpu_busy": 0.5,
 }
 
 
@@ -88,6 +89,9 @@ def test_what_is_so_already_is_not_advised() -> None:
     assert "--checkpoint-every" in advice("checkpoint", imagenet.Config(checkpoint_every=5))
     assert advice("contention", imagenet.Config()) == "fewer --workers"
     assert "--workers" not in advice("contention", imagenet.Config(), ranks=1)
+    assert advice("launch-bound", imagenet.Config(cuda_graph=False)) == "--cuda-graph"
+    assert advice("launch-bound", imagenet.Config()) == "--compile"
+    assert advice("launch-bound", detection.Config()) == "a larger --batch-size"
     assert "--no-ceiling" not in advice("compile", imagenet.Config())
     assert "--no-ceiling" in advice("compile", imagenet.Config(ceiling=False))
 

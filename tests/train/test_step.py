@@ -126,7 +126,17 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
     modules = [model, average]
     with undisturbed():
         ceiling = take_all(
-            warm_up(lambda: step, modules, optimizer, precision, worker, steps=1, images=4, measures_ceiling=measures)
+            warm_up(
+                lambda: step,
+                modules,
+                optimizer,
+                precision,
+                worker,
+                differentiated=[forward_backward],
+                steps=1,
+                images=4,
+                measures_ceiling=measures,
+            )
         )
     after = everything()
     same = all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))

@@ -86,7 +86,7 @@ class Rehearsal:
         if pipeline.in_epoch(self._epoch) == pipeline.in_epoch(before):
             yield from self._ceiling.doubt(record)
             return
-        run.state.ceiling = run.state.flops_per_image = None
+        run.state.ceiling = run.state.flops_per_image = run.state.gpu_busy = None
         self._forget()
         yield from self._begin(run.config.ceiling, CeilingMeasured)
 
@@ -141,6 +141,7 @@ class Rehearsal:
             optimizer,
             run.precision,
             worker,
+            differentiated=run.differentiated,
             steps=steps,
             images=run.micro_batches * size,
             measures_ceiling=measures,

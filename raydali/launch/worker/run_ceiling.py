@@ -50,6 +50,7 @@ class RunCeiling:
         began = time.perf_counter()
         measured = yield from self._warm_up(steps, measures)
         self._state.ceiling = measured.images_per_second or self._state.ceiling
+        self._state.gpu_busy = measured.gpu_busy or self._state.gpu_busy
         self._is_void, self._measured_again, self._quiet_below = measured.void, 0, MAX_FOREIGN
         if measured.void:
             again = "it is measured again once they use less"

@@ -90,6 +90,7 @@ class RunMeter:
             quarantined=sum(each.replaced for segment in segments for each in segment),
             ceiling_images_per_second=run.state.ceiling,
             flops_per_image=run.state.flops_per_image,
+            gpu_busy=run.state.gpu_busy,
             options=run.config,
             useful_block=self._useful_block,
         )

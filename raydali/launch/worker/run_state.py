@@ -65,6 +65,7 @@ class RunState:
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
+        gpu_busy: see `Ceiling`.
         parts: the parts of the state by their names in checkpoints; empty before `keep`.
         snapshots: the copies of the state; see `Snapshots.before_update`.
     """
@@ -89,6 +90,7 @@ class RunState:
         self._read: dict[str, Any] | None = None
         self.ceiling: float | None = None
         self.flops_per_image: float | None = None
+        self.gpu_busy: float | None = None
         self._cursor = session.cursor
         self._resume()
 
@@ -100,7 +102,8 @@ class RunState:
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
-                self.flops_per_image = checkpoint.get("flops_per_image")  # older checkpoints lack it
+                self.flops_per_image = checkpoint.get("flops_per_image")  # older checkpoints lack both
+                self.gpu_busy = checkpoint.get("gpu_busy")
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
@@ -194,6 +197,7 @@ class RunState:
             "ceiling": self.ceiling,
             "ceiling_of": self._ceiling_of,
             "flops_per_image": self.flops_per_image,
+            "gpu_busy": self.gpu_busy,
         }
         if reference is not None:
             state["reference"] = reference.state

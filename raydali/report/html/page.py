@@ -37,6 +37,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("images", "images", count),
     ("images/s", "images_per_second", count),
     ("ceiling", "of_ceiling", percent),
+    ("GPU busy", "gpu_busy", percent),
     ("MFU", "mfu", percent),
     ("wait", "loader_wait_fraction", percent),
     ("seconds", "seconds", figure),

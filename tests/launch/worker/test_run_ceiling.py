@@ -110,7 +110,7 @@ def _doubted(folder: RunFolder) -> list[list[bool]]:
         return ceiling.Ceiling(None, "the machine was busy", void=steps == AT_START or loads is not ENDLESS)
 
     for loads in (*CASES, ENDLESS):
-        state: Any = SimpleNamespace(ceiling=None, flops_per_image=None)
+        state: Any = SimpleNamespace(ceiling=None, flops_per_image=None, gpu_busy=None)
         of_run = RunCeiling(session, state, warm_up)
         if session.worker.rank == 0:
             alone = replace(session.worker, world_size=1)
@@ -135,9 +135,8 @@ def rehearsed() -> ceiling.Ceiling:
         optimizer.step()
 
     worker, precision = Worker.join(CPU, cpus=1, node="here"), Precision("fp32", CPU)
-    return take_all(
-        warm_up(lambda: step, [model], optimizer, precision, worker, steps=1, images=1, measures_ceiling=True)
-    )
+    facts: dict[str, Any] = {"differentiated": [], "steps": 1, "images": 1, "measures_ceiling": True}
+    return take_all(warm_up(lambda: step, [model], optimizer, precision, worker, **facts))
 
 
 def test_of_steps_that_take_too_long_none_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
