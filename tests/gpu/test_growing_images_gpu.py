@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jobs.imagenet import Config, train
+from raydali.host.hardware import PrecisionName
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, few_digits
@@ -63,6 +64,18 @@ def test_each_size_is_captured_and_trains_as_launched_steps(tmp_path: Path, comp
     launched, _, _, captured = trained(replace(config, cuda_graph=False), tmp_path, "launched")
     assert not captured
     assert losses == pytest.approx(launched, rel=0.05)  # kernels are chosen anew in each run
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_micro_batches_train_as_launched_ones(tmp_path: Path, precision: PrecisionName) -> None:
+    """With a moving average, clipping and mixup; fp16 scales the gradients that micro-batches add."""
+    several: dict[str, Any] = {"batch_size": 16, "ema_decay": 0.9, "clip_grad": 1.0, "mixup": 0.2}
+    config = replace(GROWING, **several, precision=precision)
+    losses, _, _, captured = trained(config, tmp_path, "captured")
+    assert captured == [128, 96, 64, 96, 128]
+    launched, _, _, captured = trained(replace(config, cuda_graph=False), tmp_path, "launched")
+    assert not captured
+    assert losses == pytest.approx(launched, rel=0.05)
 
 
 def test_memory_is_that_of_the_largest_size(tmp_path: Path) -> None:
