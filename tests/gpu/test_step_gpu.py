@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import BasicBlock, resnet18
 
 from raydali.host.hardware import PrecisionName
 from raydali.train.finetuning import freeze
 from raydali.train.models.factories import set_drop_path
 from raydali.train.models.small_images import digits_network
-from raydali.train.step import WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
+from raydali.train.step import (
+    WARM_UP_STEPS,
+    WARM_UP_STEPS_OF_DDP,
+    ForwardBackward,
+    Precision,
+    with_sync_batchnorm,
+)
 from raydali.train.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -243,3 +249,30 @@ def test_one_sum_in_the_graph_trains_as_ddp_does() -> None:
     for name, weight in expected.items():
         np.testing.assert_allclose(weights[name], others[name], rtol=0)
         np.testing.assert_allclose(weights[name], weight, rtol=0.02, atol=1e-3, err_msg=name)
+
+
+def gradients_with_sync_batchnorm(fused: bool) -> dict[str, np.ndarray]:
+    """Compute gradients over two GPUs: by PyTorch's own layers, or compiled, fused and captured."""
+    torch.backends.cudnn.allow_tf32 = False
+    worker = Worker.join(torch.device("cuda", torch.distributed.get_rank()), cpus=1, node="")
+    torch.manual_seed(0)
+    model = with_sync_batchnorm(resnet18(num_classes=10), worker.gradients, fused=fused)
+    model = model.to(worker.device).to(memory_format=torch.channels_last)
+    options = {"compiled": fused, "fused": fused, "graph": fused}
+    precision = Precision("fp32", worker.device)
+    step = ForwardBackward(model, cross_entropy_of(model), worker, precision, micro_batches=2, **options)
+    images, labels = (each.to(worker.device) for each in micro_batch(worker.rank))
+    for _ in range(step.warm_up_steps + 2):
+        model.zero_grad(set_to_none=True)
+        step(images, labels)
+    assert step.is_captured == fused
+    return {name: each.grad.cpu().numpy() for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_fused_batchnorm_over_ranks_has_the_gradients_of_torchs_own() -> None:
+    (expected, _), (found, others) = (run_ranks(2, gradients_with_sync_batchnorm, fused) for fused in (False, True))
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        assert np.linalg.norm(found[name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
+        np.testing.assert_array_equal(found[name], others[name])
