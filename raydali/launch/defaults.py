@@ -214,7 +214,8 @@ def _window(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[
 def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose the fastest precision of all devices, and compile on GPUs in runs that are long enough to gain from it.
 
-    Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth.
+    Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth. But without a CUDA
+    graph, the host takes longer to launch them than Inductor's kernels.
     """
     if facts.device is None or not open_options(options, *HARDWARE_OPTIONS):
         return {}
@@ -227,7 +228,7 @@ def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dic
     values = {
         "precision": given.get("precision") or fastest_precision(facts.device, bf16=facts.bf16),
         "compile": compiled,
-        "fused": on_gpu and compiled and fused is not False,
+        "fused": on_gpu and compiled and (getattr(options, "cuda_graph", True) if fused is None else fused),
     }
     return {name: values[name] for name in given}
 

@@ -239,7 +239,7 @@ class TrainingOptions(LaunchOptions):
     10000 steps; a resume keeps it."""
     fused: bool | None = None
     """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
-    Default: yes; a resume keeps it."""
+    Default: with a CUDA graph; a resume keeps it."""
     cuda_graph: bool = True
     """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
     ceiling: bool = True

@@ -111,6 +111,8 @@ def test_it_is_by_the_hardware_and_the_length_of_the_run(
     [
         ("cuda", {"compile": True}, (True, True)),
         ("cuda", {"compile": True, "fused": False}, (True, False)),
+        ("cuda", {"compile": True, "cuda_graph": False}, (True, False)),  # its launches would take longer
+        ("cuda", {"fused": True, "cuda_graph": False}, (True, True)),
         ("cuda", {"fused": True}, (True, True)),
         ("cuda", {"fused": False}, (False, False)),
         ("cuda", {"compile": False}, (False, False)),
