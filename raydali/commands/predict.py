@@ -109,11 +109,13 @@ def main(options: Predict) -> None:
 
 def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
     """Return what the predictions depend on."""
+    from raydali.run.data_contents import contents_digest
+
     source = inference.source
     return {
         "run": str(run.folder),
         "weights": run.weights.sha256,
-        "samples": [str(source), len(source), source.fingerprint],
+        "samples": [str(source), len(source), source.fingerprint, contents_digest(source)],
         "batch size": inference.batch_size,
         "precision": inference.precision,
         "settings": f"{type(inference.kind).__name__} {inference.kind.pipeline!r}",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.sources import storage
-from raydali.data.sources.files import Files
+from raydali.data.sources.files import Files, digest
 from raydali.data.sources.idx import IdxImages
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.source import Source
@@ -77,6 +77,12 @@ def check_contents(folder: RunFolder, *sources: Source) -> Contents:
             f"if these are right, remove its {DATA_CONTENTS}"
         )
     return contents
+
+
+def contents_digest(source: Source) -> str:
+    """Return a hash of the sizes of a sample of files, and of both ends of some."""
+    arrays = (_contents_of(files)[:, [0, 1, 3]] for files in indexes_of(source))
+    return digest(*(np.ascontiguousarray(array).data for array in arrays))
 
 
 def write_contents(folder: RunFolder, contents: Contents) -> None:

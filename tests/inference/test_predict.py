@@ -238,8 +238,8 @@ def test_a_full_disk_costs_only_the_part_under_way(
     assert len(done) == len({*done}), "no part was done twice"
 
 
-@pytest.mark.usefixtures("digits")
-def test_the_same_rows_after_an_interruption(run: RunFolder, tmp_path: Path) -> None:
+def test_the_same_rows_after_an_interruption(run: RunFolder, digits: list[Path], tmp_path: Path) -> None:
+    """But not of other images under the same names."""
     predict.main(options(run, tmp_path / "digits", tmp_path / "whole.csv"))
     command = options(run, tmp_path / "digits", tmp_path / "p.csv")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -254,6 +254,13 @@ def test_the_same_rows_after_an_interruption(run: RunFolder, tmp_path: Path) -> 
 
         patch.setattr(predictions.Predictions, "write_part", interrupted)
         predict.main(command)
+    contents = [path.read_bytes() for path in digits]
+    for path, content in zip(digits, reversed(contents), strict=True):
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=mentioning("p.csv.parts (samples)")):
+        predict.main(command)
+    for path, content in zip(digits, contents, strict=True):
+        path.write_bytes(content)
     predict.main(command)
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
