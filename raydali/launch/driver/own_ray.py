@@ -107,8 +107,10 @@ def _started(folder: str, cpus: int, warn: Callable[[str], None]) -> Iterator[Ca
 
             # A terminal that closes signals all processes that were started there: Ray's must not end before the run.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-            node = OwnNode(folder, cpus, START_SECONDS, lambda text: warn(f"{text}: {load()}"))
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                node = OwnNode(folder, cpus, START_SECONDS, lambda text: warn(f"{text}: {load()}"))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             stack.callback(node.end)
             stack.callback(ray.shutdown)
             ray.init(node.gcs_address, log_to_driver=False, logging_level=logging.ERROR)
