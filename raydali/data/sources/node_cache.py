@@ -23,7 +23,6 @@ from raydali.data.stream.counter_rng import keyed
 
 TAG_BYTES = 8
 """At the end of an entry's content: the number for its version that `fetch` has returned."""
-VERSIONED, UNVERSIONED = ".versioned", ".unversioned"
 _COPIES_AHEAD = 64
 """Copies that wait for their way to the owner or the disk; further ones are made before the reader goes on."""
 
@@ -95,7 +94,7 @@ def key_of(part: ObjectPart) -> bytes:
 def bucket_of(part: ObjectPart) -> str:
     """Return the name of the folder for a part's entry: those whose keys have no version are apart."""
     scheme, _, path = part.uri.partition("://")
-    return f"{scheme}-{path.partition('/')[0]}{VERSIONED if part.tag else UNVERSIONED}"
+    return f"{scheme}-{path.partition('/')[0]}{'.versioned' if part.tag else '.unversioned'}"
 
 
 def owner_of(key: bytes, nodes: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """Joins the caches of the nodes (`--cache`) of a worker group: each rank reads through them from then on."""
 
-import os
 import secrets
 import shutil
 import threading
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
@@ -16,13 +16,12 @@ from raydali.data.sources.cache_entries import CacheOption, Entries
 from raydali.data.sources.cache_peers import serve
 from raydali.data.sources.node_cache import TAG_BYTES, NodeCache, bucket_of, key_of
 from raydali.data.sources.source import Source
-from raydali.data.sources.storage import ObjectPart, not_permitted
+from raydali.data.sources.storage import CONNECTIONS, ObjectPart, not_permitted
 from raydali.host.child import Child, ChildDiedError
 from raydali.run.data_contents import FILES, indexes_of, sample
 from raydali.text import GIGABYTE, summarize
 from raydali.train.worker import Worker
 
-_THREADS = 32
 _CROWDED = 0.1
 """From this share of the size on, entries of other data are worth a warning once there is no room."""
 
@@ -56,29 +55,28 @@ def shared_cache(
     except ChildDiedError as died:
         fault = str(died)
     earlier = [] if entries is None else entries.groups()
-    indexes = [files for source in data for files in indexes_of(source)]
-    parts = [part for files in indexes for part in files.parts(sample(FILES, np.arange(len(files))))]
-    parts = [part for part in parts if "://" in part.uri]
-    changed = set() if entries is None else _changed(entries, parts, worker.rank)
-    members = worker.exchange([entries.node if entries else "", address, port, earlier, [*changed]])
-    faults = worker.exchange([worker.node, fault])
-    if fault and faults.index([worker.node, fault]) == worker.rank:
+    members = worker.exchange([entries.node if entries else "", address, port, earlier, worker.node if fault else ""])
+    if fault and [at_fault for *_, at_fault in members].index(worker.node) == worker.rank:
         at = f"--cache {option} cannot be used on node {worker.node}: {fault}"
         warn(f"{at}; give a folder that can be written. What no other node has is read from the bucket")
-    changed = {bucket for *_, of_node in members for bucket in of_node}
     nodes = sorted({node for node, *_ in members} - {""})
     servers: dict[str, list[tuple[str, int]]] = {}
     for node, host, at_port, *_ in members:
         if at_port and (entries is None or node != entries.node):
             servers.setdefault(node, []).append((host, at_port))
     first = [node for node, *_ in members].index(entries.node if entries else "") == worker.rank
+    indexes = [files for source in data for files in indexes_of(source)]
+    parts = [part for files in indexes for part in files.parts(sample(FILES, np.arange(len(files))))]
+    parts = [part for part in parts if "://" in part.uri]
+    changed = _changed(entries, parts) if entries is not None and first else []
+    changed = sorted({bucket for of_node in worker.exchange(changed) for bucket in of_node})
     if entries is not None and first:
         entries.groups(nodes)
         for bucket in changed:
             shutil.rmtree(f"{entries.folder}/{bucket}", ignore_errors=True)
         threading.Thread(target=_count, args=(entries, {*map(bucket_of, parts)}, warn), daemon=True).start()
     if changed and worker.rank == 0:
-        warn(f"--cache: objects of {summarize(sorted(changed))} have changed since they were read: all are read again")
+        warn(f"--cache: objects of {summarize(changed)} have changed since they were read: all are read again")
     worker.barrier()
     groups = [group for *_, earlier, _ in members for group in earlier]
 
@@ -90,20 +88,18 @@ def shared_cache(
         server.close()
 
 
-def _changed(entries: Entries, parts: Sequence[ObjectPart], rank: int) -> set[str]:
+def _changed(entries: Entries, parts: Sequence[ObjectPart]) -> list[str]:
     """Return names of buckets with objects that are not what this node's entries without a version have of them."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # they share out the sample
-    mine = [part for part in parts if not part.tag][rank % ranks :: ranks]
 
     def has_changed(part: ObjectPart) -> bool:
-        if (held := entries.read(bucket_of(part), key_of(part))) is None:
+        if part.tag or (held := entries.read(bucket_of(part), key_of(part))) is None:
             return False
         tag = int.from_bytes(held[-TAG_BYTES:], "little", signed=True)
         size, now = storage.version_of(part.uri)
         return size >= 0 and (size != held.nbytes - TAG_BYTES or now > 0 < tag != now or now < tag < 0)
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return {bucket_of(part) for part, changed in zip(mine, threads.map(has_changed, mine), strict=True) if changed}
+    with ThreadPoolExecutor(CONNECTIONS) as threads:
+        return [*{*map(bucket_of, compress(parts, threads.map(has_changed, parts)))}]
 
 
 def _count(entries: Entries, ours: set[str], warn: Callable[[str], None]) -> None:
