@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydali.data.sources.source import TrainAndVal, classes_of
 from raydali.data.tasks.classification import validation_size
-from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.launch.driver.cluster import call_on_nodes
@@ -88,19 +88,15 @@ def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[An
             freeze(model, pattern)
         return network
 
-    whole = options.order_batch_size or options.global_batch_size or 2
-    size = next((size for size in range(2, whole + 1) if whole % size == 0), 2)
-    larger = f"--batch-size {size}" + (f" --global-batch-size {size}" if whole == 1 else "")
-    pipeline, tried = job.train_pipeline(options), list[Pipeline[Any]]()
-    for epoch in range(options.epochs):
-        if (of_epoch := pipeline.in_epoch(epoch)) in tried:
-            continue
-        tried.append(of_epoch)
+    for pipeline, _ in groupby(map(job.train_pipeline(options).in_epoch, range(options.epochs))):
         try:
-            image = of_epoch.sample(data.train, 0, epoch)[0]
+            image = pipeline.sample(data.train, 0, 0)[0]
         except Exception:  # the workers replace a sample that cannot be read
             continue
         if has_one_value_per_channel(build, image):
+            whole = options.order_batch_size or options.global_batch_size or 2
+            size = next((size for size in range(2, whole + 1) if whole % size == 0), 2)
+            larger = f"--batch-size {size}" + (f" --global-batch-size {size}" if whole == 1 else "")
             raise UsageError(
                 f"--batch-size 1 gives a BatchNorm of the network one value per channel, of a map of 1x1, but it needs "
                 f"at least 2: give {larger}"
