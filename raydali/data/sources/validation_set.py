@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from raydali.data.sources.source import Source, classes_of
+from raydali.data.sources.storage import UNKNOWN, version_of
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
@@ -61,8 +62,8 @@ _log = logging.getLogger(__name__)
 def warn_of_overlap(train: Source, val: Source) -> None:
     """Warn if the training samples are validated: both sets are the same files or copies of them."""
     if len(train) == len(val) and train.fingerprint == val.fingerprint:
-        places = {0, len(train) // 2, len(train) - 1}
-        if all(_may_be_one(train.path(id), val.path(id)) for id in places):
+        pairs = [(train.path(id), val.path(id)) for id in {0, len(train) // 2, len(train) - 1}]
+        if all(one == other or version_of(one) == version_of(other) != UNKNOWN for one, other in pairs):
             _log.warning("the %s are also the training samples: %s", plural(len(val), "validation sample"), _REMEDY)
 
 
@@ -74,11 +75,3 @@ def warn_of_folder_inside(data: str, val_data: str) -> None:
 
 
 _REMEDY = "validation will not show how the model generalizes; give other --val-data"
-
-
-def _may_be_one(one: str, other: str) -> bool:
-    """Return whether the paths name one file, or two files of the same size."""
-    try:
-        return one == other or Path(one).stat().st_size == Path(other).stat().st_size
-    except OSError:  # no local file
-        return False
