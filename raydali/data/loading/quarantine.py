@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.reading import STORAGE_ERRNOS, FolderAwayError, folder_away, is_transient, with_retry
+from raydali.data.sources.reading import STORAGE_ERRNOS, FolderAwayError, causes, folder_away, is_transient, with_retry
 from raydali.data.sources.source import Source
 from raydali.data.sources.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
@@ -302,13 +302,8 @@ def describe_error(error: Exception) -> str:
 
 def of_storage(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, is the storage's."""
-    while error is not None:
-        if isinstance(error, StoreError | FolderAwayError):
-            return True
-        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
-            return True
-        error = error.__cause__
-    return False
+    every = [each for each in causes(error) if isinstance(each, OSError)]
+    return any(isinstance(each, StoreError | FolderAwayError) or each.errno in STORAGE_ERRNOS for each in every)
 
 
 def may_pass(error: BaseException) -> bool:

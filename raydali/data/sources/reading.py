@@ -154,12 +154,16 @@ def errno_of(error: Exception) -> int | None:
     return int(found[1]) if number is None and found else number
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def _innermost(error: BaseException) -> BaseException:
     """The innermost OSError among an error and its causes, or the error itself."""
-    cause: BaseException | None = error
-    while cause is not None:
-        error, cause = (cause if isinstance(cause, OSError) else error), cause.__cause__
-    return error
+    return next((each for each in reversed([*causes(error)]) if isinstance(each, OSError)), error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 
 from raydali.data.loading.loader import Loader, left_in_flight
 from raydali.data.loading.quarantine import BrokenSample, Quarantine
-from raydali.data.sources.reading import OUTAGES, Outage
+from raydali.data.sources.reading import OUTAGES, Outage, causes
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import Order, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
@@ -253,9 +253,5 @@ def _is_missing(loader: Loader, id: int) -> bool:
     try:
         loader.pipeline.sample(loader.source, id, 0)
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, FileNotFoundError):
-                return True
-            cause = cause.__cause__
+        return any(isinstance(each, FileNotFoundError) for each in causes(error))
     return False
