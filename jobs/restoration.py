@@ -20,7 +20,6 @@ from raydali.data.sources.builtin.blurred import blurred_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.image_pairs import ImagePairs, in_splits
 from raydali.data.sources.source import TrainAndVal
-from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
 from raydali.launch.driver.command import run_job
@@ -111,9 +110,7 @@ def open_data(config: Config) -> Data:
     """Index the pairs in train/ and test/, without those that are excluded."""
     root = config.data or blurred_folder()
     pairs = in_splits(root, ("train", "test"), config.inputs, config.targets, config.val_fraction)
-    data = Data(*exclude(config.exclude, *pairs))
-    warn_of_overlap(data.train, data.val)
-    return data
+    return Data(*exclude(config.exclude, *pairs))
 
 
 def build_model(config: Config, _classes: int = 0) -> "nn.Module":

@@ -18,7 +18,6 @@ from raydali.data.sources.builtin.shapes import masked_shapes_folder
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.masked_images import IGNORED, MaskedImages, train_and_val
 from raydali.data.sources.source import TrainAndVal
-from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
@@ -144,9 +143,7 @@ def open_data(config: Config) -> Data:
         root=config.root,
         val_fraction=config.val_fraction,
     )
-    data = Data(*exclude(config.exclude, *pairs))
-    warn_of_overlap(data.train, data.val)
-    return data
+    return Data(*exclude(config.exclude, *pairs))
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":

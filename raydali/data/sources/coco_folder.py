@@ -7,7 +7,6 @@ import numpy as np
 from raydali.data.sources.coco import Coco
 from raydali.data.sources.files import absolute
 from raydali.data.sources.listing import entries_or_none, list_tree
-from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.errors import UsageError
 
 ROBOFLOW = "_annotations.coco.json"
@@ -51,7 +50,6 @@ def train_and_val(
             f"the categories of {val} and {train} differ, such as {min(one ^ other)}, which only one has: "
             f"give both the same ids and names"
         )
-    warn_of_overlap(train, val)
     return train, val
 
 

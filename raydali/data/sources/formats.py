@@ -21,7 +21,7 @@ from raydali.data.sources.shards import Shards
 from raydali.data.sources.storage import is_folder
 from raydali.data.sources.tar import TarShards, holds_shards, names_shards
 from raydali.data.sources.tfrecord import TFRecords, names_tfrecords
-from raydali.data.sources.validation_set import DEFAULT_FRACTION, split, warn_of_folder_inside, warn_of_overlap
+from raydali.data.sources.validation_set import DEFAULT_FRACTION, split, warn_of_folder_inside
 from raydali.errors import UsageError
 from raydali.text import summarize
 
@@ -226,7 +226,6 @@ def train_and_val(
     train = labeled_images(parts[0], root, scan=scan, **columns)
     val = labeled_images(parts[1], root, train.classes, scan, **columns)
     check_classes(train, val)
-    warn_of_overlap(train, val)
     warn_of_folder_inside(*parts)
     return train, val
 

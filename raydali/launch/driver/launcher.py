@@ -14,6 +14,7 @@ import numpy as np
 
 from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
+from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.sources.video.clips import VideoClips
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
@@ -106,6 +107,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     contents = check_contents(folder, train, data.val)
     check(options, samples)
     job.check(options)
+    warn_of_overlap(train, data.val)
     from raydali.data.tasks.class_check import class_warnings  # not before: it imports Pillow
 
     for warning in class_warnings(train):

@@ -36,6 +36,7 @@ def sets(root: Path) -> Path:
 def test_sets_of_the_same_names_and_other_pictures_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, val = train_and_val(str(sets(tmp_path)))
     assert train.fingerprint == val.fingerprint
+    warn_of_overlap(train, val)
     assert said(caplog) == ""
 
 
@@ -51,7 +52,7 @@ def test_the_same_samples_twice(how: str, tmp_path: Path, caplog: pytest.LogCapt
     if how == "list":
         train = val = root / "train.csv"
         train.write_text("".join(f"train/{name},{name[:3]}\n" for name in PICTURES))
-    train_and_val(str(train), str(val))
+    warn_of_overlap(*train_and_val(str(train), str(val)))
     assert mentions(said(caplog), "3 validation training samples")
 
 
