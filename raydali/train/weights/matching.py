@@ -21,7 +21,8 @@ BODY_SHARE = 0.9
 """Share of the body's elements that must be loaded."""
 _WRAPPERS = re.compile(r"(^|(?<=\.))((_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.)+")
 """What torch.compile, activation checkpointing, FSDP and DDP add to names, wherever they wrap a part of a model."""
-_OF_OLD_DENSENETS = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
+_OF_OLD_DENSENETS = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+$)")
+"""What torchvision's DenseNets call `norm1` was `norm.1` when their weights were saved."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) ->
     named = ((_WRAPPERS.sub("", name), name) for name in sorted(state, key=own.__contains__))  # the exact names last
     state = {plain.get(short, short): state[name] for short, name in named}
     state = _without_prefix(state, own)
-    state = {_new_name(name, own): value for name, value in state.items()}
+    state = {name if name in own else _OF_OLD_DENSENETS.sub(r"\1\2", name): state[name] for name in state}
     for adapt in (_by_torchvision, _by_timm):
         try:
             adapted = adapt(state, model)
@@ -221,14 +222,6 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
     """Split a name before each of its parts: "a.b" into "" and "a.b", and "a." and "b"."""
     ends = [0, *(found.end() for found in re.finditer(r"\.", name))]
     return ((name[:end], name[end:]) for end in ends)
-
-
-def _new_name(name: str, own: Collection[str]) -> str:
-    """Return the name as torchvision's DenseNets have it now: `norm1` was `norm.1` when their weights were saved."""
-    if found := _OF_OLD_DENSENETS.fullmatch(name):
-        renamed = found[1] + found[2]
-        return renamed if renamed in own else name
-    return name
 
 
 def _by_torchvision(state: State, model: nn.Module) -> State:
