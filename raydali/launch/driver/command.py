@@ -109,8 +109,7 @@ def _show_help(config: type, command: str) -> None:
     own = [each.name for each in fields(config) if each.name not in shared]
     groups = [(name, _only(config, names)) for name, names in {**FIRST_OPTIONS, "job": own}.items()]
     options = make_dataclass("Options", [group for group in groups if fields(group[1])])
-    shown = [each for each in fields(config) if each.name != "order_batch_size"]
-    about = f"{config.__doc__}\n{command} --help-all shows all {len(shown)} options."
+    about = f"{config.__doc__}\n{command} --help-all shows all options."
     style = tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes
     tyro.cli(options, prog=command, description=about, config=style, args=["--help"])
 
