@@ -18,6 +18,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.launch.worker.bad_samples import BrokenSamples, allowed
+from raydali.run.events import FirstCheckpoint
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.broken import KINDS, damage
@@ -144,8 +145,11 @@ def saved_ids(folder: RunFolder) -> list[int]:
 
 
 def folder_with_events(folder: RunFolder, path: Path) -> RunFolder:
+    """A run that ended before its first checkpoint."""
     other = folder_of(path, "other")
-    other.write("events.jsonl", folder.read("events.jsonl"))
+    for row in folder.rows("events.jsonl"):
+        if row["event"] != FirstCheckpoint.event:
+            other.append("events.jsonl", row)
     return other
 
 
