@@ -35,7 +35,12 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_records_why(
     folder, (terminal, inside) = RunFolder(str(tmp_path), "run"), os.openpty()
     command = [*["nohup"] * nohup, sys.executable, str(ROOT / IMAGENET), *OPTIONS, "--name", "run"]
     command += ["--storage", str(tmp_path), "--epochs", "4" if nohup else "60"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, preexec_fn=lambda: os.login_tty(inside))
+
+    def login() -> None:
+        os.login_tty(inside)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, preexec_fn=login)
     os.close(inside)
     (tmp_path / "log").touch()
     try:

@@ -130,7 +130,13 @@ except KeyboardInterrupt:
 def test_a_hangup_interrupts_unless_it_was_ignored_at_the_start(nohup: bool) -> None:
     command = [*(["nohup"] if nohup else []), sys.executable, "-c", HANGUP]
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
     ) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
