@@ -172,9 +172,9 @@ def test_tensorboard_has_the_epochs(run: Watched) -> None:
         files = [run.folder.read(f"tensorboard/{file}") for file in run.folder.files("tensorboard")]
         return [event for contents in files for event in events_of(contents)]
 
-    assert wait_for(lambda: len(events()) > len(rows), 20)
-    first, *of_epochs = events()
-    assert first.file_version == "brain.Event:2"
+    assert wait_for(lambda: len(events()) > 1 + len(rows), 20)
+    first, start, *of_epochs = events()
+    assert first.file_version == "brain.Event:2" and start.session_log.status == 1
     for row, event in zip(rows, of_epochs, strict=False):
         values = {value.tag: value.simple_value for value in event.summary.value}
         assert event.step == row["step"]
