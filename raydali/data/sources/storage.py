@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 from raydali.data.sources.read_counts import COUNTS
 from raydali.errors import UsageError
@@ -132,7 +132,12 @@ class ObjectPart(NamedTuple):
 
 def tag_of(etag: str | None) -> int:
     """Return the positive number for an ETag; 0 if there is none."""
-    return crc32(etag.encode()) + 1 if etag else 0
+    if not etag:
+        return 0
+    try:
+        return int(etag[1:16], 16) + 1  # of an MD5 in quotes, as S3 has them
+    except ValueError:
+        return int.from_bytes(blake2b(etag.encode(), digest_size=7).digest()) + 1
 
 
 def read(uri: str) -> bytes:
