@@ -74,7 +74,7 @@ class RunCeiling:
         measures = is_void and self._measured_again < MAX_MEASURED_AGAIN and load < self._quiet_below
         is_wrong, measures = self._session.worker.from_first((is_wrong, measures))  # of all ranks, rank 0 decides
         if is_wrong:
-            self._state.ceiling = None
+            self._state.ceiling = self._state.gpu_busy = None
             if known is not None and not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
                 void = f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again"
@@ -84,7 +84,7 @@ class RunCeiling:
             self._measured_again += 1
             began = time.perf_counter()
             measured = yield from self._warm_up(1, True)
-            self._state.ceiling = measured.images_per_second
+            self._state.ceiling, self._state.gpu_busy = measured.images_per_second, measured.gpu_busy
             if measured.void:
                 self._quiet_below = load / 2
             self._session.emit_once(CeilingMeasured(**_measured(self._state.ceiling, began)))
