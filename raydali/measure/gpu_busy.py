@@ -1,4 +1,4 @@
-"""How much of a training step a GPU computes; for the rest, it waits for the host, which launches its kernels."""
+"""Measures for how much of a step a GPU computes; otherwise it waits for the host, which launches its kernels."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar

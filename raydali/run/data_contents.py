@@ -1,4 +1,4 @@
-"""What the files of a run's data contain, which a resume and an evaluation compare.
+"""Keeps what the files of a run's data contain, so that a resume and an evaluation can compare it.
 
 A fingerprint has names and labels: two class folders that exchange their names have the same one. So a run keeps, by
 the fingerprint, the versions of all files where their index has them, else of a keyed sample of `FILES`; and a hash of

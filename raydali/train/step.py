@@ -162,7 +162,7 @@ class ForwardBackward:
 
     @property
     def is_captured(self) -> bool:
-        """Whether calls replay a CUDA graph."""
+        """Return whether calls replay a CUDA graph."""
         return self._graph is not None
 
     def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:

@@ -129,7 +129,7 @@ def cluster(tmp_path: Path, number: int, *options: str) -> Iterator[Cluster]:
 
 
 MORE = 1.02
-"""As many requests as images, and some of readers that ask at the same time; the driver reads CONTENTS of each set."""
+"""Readers that ask at the same time add some requests to one for each image; the driver reads CONTENTS of each set."""
 
 
 def test_three_nodes_read_a_bucket_once_and_two_go_on_with_the_lost_part(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ BODY_SHARE = 0.9
 _WRAPPERS = re.compile(r"(^|(?<=\.))((_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.)+")
 """What torch.compile, activation checkpointing, FSDP and DDP add to names, wherever they wrap a part of a model."""
 _OF_OLD_DENSENETS = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+$)")
-"""What torchvision's DenseNets call `norm1` was `norm.1` when their weights were saved."""
+"""When the weights of torchvision's DenseNets were saved, the layer `norm1` had the name `norm.1`."""
 
 
 @dataclass(frozen=True)
