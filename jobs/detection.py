@@ -78,8 +78,8 @@ class Config(FineTuningOptions, ImageOptions):
     """Nesterov's momentum; sgd and muon only."""
     weight_decay: float = 1e-4
     """Weight decay; by default not of normalisation layers and biases."""
-    cuda_graph: bool = False
-    """Not supported: a CUDA graph needs fixed shapes, and a detector's shapes depend on the objects that it finds."""
+    cuda_graph: bool = True
+    """On GPUs, replay forward and backward of the backbone and of the heads behind it as CUDA graphs."""
     compile: bool = False
     """Not supported: a detector's shapes depend on the objects that it finds."""
 
@@ -87,11 +87,8 @@ class Config(FineTuningOptions, ImageOptions):
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
         require_data(self, self.data, "annotations", "val_data", "val_annotations")
-        for name in ("cuda_graph", "compile"):
-            if getattr(self, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} does not suit detectors, whose shapes change: leave it out"
-                )
+        if self.compile:
+            raise UsageError("--compile does not suit detectors, whose shapes change: leave it out")
 
 
 SHAPES = Config(
@@ -167,7 +164,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.models.detection import detection_loss
+    from raydali.train.models.detection import constant_parts, detection_loss
     from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node draws its own copy
@@ -181,8 +178,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     run.register_state(model=model, optimizer=optimizer)
 
     detector = network(model, config)
-    differentiated = run.differentiated(model, detection_loss(detector))
-    evaluated = run.inference(detector)
+    differentiated = run.differentiated(model, detection_loss(detector), parts=constant_parts(model))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
             set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
@@ -191,7 +187,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation() as val:
-                    metrics = evaluate(config, evaluated, val)
+                    metrics = evaluate(config, detector, val)
                 run.close_epoch(metrics, score="map", weights=model)
 
 

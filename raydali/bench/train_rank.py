@@ -223,7 +223,7 @@ def optimizer_step(
     *,
     overlap: bool | None = None,
     micro_batches: int = 1,
-    **options: bool,
+    **options: Any,
 ) -> tuple[Step, "ForwardBackward"]:
     """Return a function that trains on a micro-batch, and its part without the optimizer.
 

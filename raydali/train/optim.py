@@ -11,10 +11,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.weak import TensorWeakRef
 
 from raydali.extras import require_extra
+from raydali.train.cuda_graphs import capture
 from raydali.train.learning_rates import OptimizerName
 from raydali.train.learning_rates import learning_rate as learning_rate
 from raydali.train.learning_rates import set_learning_rate as set_learning_rate
-from raydali.train.step import capture
 
 BRANCHES = 8
 """Branches of Muon's CUDA graph, which compute at the same time: most matrices are too small to occupy a GPU."""

@@ -7,7 +7,7 @@ of workers: every step updates them once, with the mean of the statistics of all
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
 from raydali.measure.memory import largest_batch, memory_of
+from raydali.train.cuda_graphs import WARM_UP_STEPS, GraphedParts, capture
 from raydali.train.gradients import GradientSums, ddp_is_slower
 from raydali.train.worker import Worker
 
@@ -26,9 +27,9 @@ Result = TypeVar("Result")
 
 MAX_SHAPES = 64
 """Number of shapes of inputs for which torch.compile compiles a model; beyond it, the model would run eagerly."""
-WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP = 3, 11
-"""Number of eager steps before the capture of a CUDA graph: compilation, autotuning and DDP's own profiling (until step
-10) must be complete. Steps in fp16 are as many as with DDP: the first updates are left out if gradients overflow."""
+WARM_UP_STEPS_OF_DDP = 11
+"""As `WARM_UP_STEPS`, with DDP's own profiling, which lasts until step 10. Steps in fp16 are as many: the first updates
+are left out if gradients overflow."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 
 _log = logging.getLogger(__name__)
@@ -81,27 +82,6 @@ def compile_function(function: Callable[..., Result], *, fused: bool | None = Fa
     return torch.compile(function, dynamic=False, options=options)
 
 
-def capture(function: Callable[[], Result], what: str) -> tuple[torch.cuda.CUDAGraph, Result] | None:
-    """Capture a function as a CUDA graph on the current stream; return the graph, and what the function returned.
-
-    If it cannot be captured, this is logged of `what`, and None returned.
-    """
-
-    def capturing(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
-        return torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
-
-    try:
-        with capturing(graph := torch.cuda.CUDAGraph()):
-            return graph, function()
-    except RuntimeError as error:
-        _log.warning("%s cannot be captured as a CUDA graph, so its kernels are launched one by one: %s", what, error)
-    # PyTorch leaves its generator as if the capture went on, and refuses random numbers; another capture resets it.
-    with suppress(RuntimeError), capturing(torch.cuda.CUDAGraph()):
-        torch.zeros(1, device="cuda")
-    return None
-
-
 class ForwardBackward:
     """A function that computes the loss of a micro-batch and adds its gradients to those of the model.
 
@@ -119,6 +99,8 @@ class ForwardBackward:
         graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs tensors
             of constant shapes until `expect_other_shapes`, and a stream other than the default one. A loss that cannot
             be captured runs without a graph, which is logged.
+        parts: modules of the model whose shapes are constant where those of the loss are not: `graph` captures them one
+            by one instead of the loss, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
 
@@ -139,8 +121,11 @@ class ForwardBackward:
         compiled: bool | None = False,
         fused: bool | None = False,
         graph: bool = False,
+        parts: Sequence[nn.Module] = (),
         overlap: bool | None = None,
     ) -> None:
+        self._parts = GraphedParts(parts if graph else ())
+        graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
         if worker.world_size > 1 and overlap is None:
@@ -226,7 +211,7 @@ class ForwardBackward:
             return flops_per_image(self.loss, self._parameters, inputs)
 
     def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
-        with self._precision.autocast():
+        with self._precision.autocast(), self._parts:
             loss: torch.Tensor = self._forward(*inputs)
         self._precision.scaler.scale(loss * self._share).backward()
         return loss.detach()

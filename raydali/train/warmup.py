@@ -16,7 +16,8 @@ from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_second, disturbed, synchronize
 from raydali.measure.gpu_busy import busy_seconds
 from raydali.train.checkpoint_file import snapshot
-from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
+from raydali.train.cuda_graphs import WARM_UP_STEPS
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 
 Step = TypeVar("Step")

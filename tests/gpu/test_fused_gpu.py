@@ -12,9 +12,10 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train_rank import optimizer_step
+from raydali.train.cuda_graphs import WARM_UP_STEPS
 from raydali.train.fused import kernels, layers, operators
 from raydali.train.models.normalized import Normalized
-from raydali.train.step import WARM_UP_STEPS, ForwardBackward, Precision
+from raydali.train.step import ForwardBackward, Precision
 from raydali.train.worker import Worker
 from tests.support.batch_norms import SETTINGS, count_layers, random_bits, random_images, results, tensors
 

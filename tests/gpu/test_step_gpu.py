@@ -13,11 +13,11 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, resnet18
 
 from raydali.host.hardware import PrecisionName
+from raydali.train.cuda_graphs import WARM_UP_STEPS
 from raydali.train.finetuning import freeze
 from raydali.train.models.factories import set_drop_path
 from raydali.train.models.small_images import digits_network
 from raydali.train.step import (
-    WARM_UP_STEPS,
     WARM_UP_STEPS_OF_DDP,
     ForwardBackward,
     Precision,

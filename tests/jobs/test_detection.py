@@ -207,7 +207,6 @@ def test_boxes_in_16_bits_are_as_exact_as_in_32() -> None:
         ({"val_data": "/val"}, "--val-data /val --data"),
         ({"annotations": "a.json"}, "--annotations a.json --data"),
         ({"compile": True}, "--compile"),
-        ({"cuda_graph": True}, "--cuda-graph"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

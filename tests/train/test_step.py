@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from raydali.host.hardware import PrecisionName
+from raydali.train.cuda_graphs import WARM_UP_STEPS
 from raydali.train.models.small_images import digits_network
-from raydali.train.step import WARM_UP_STEPS, WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
+from raydali.train.step import WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
 from raydali.train.warmup import warm_up, warm_up_steps
 from raydali.train.worker import Worker
 from tests.support.job_ranks import undisturbed

@@ -18,7 +18,7 @@ An omitted or misplaced call ends the run with an error that names the call.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,12 +132,15 @@ class TrainingRun:
         self._state.keep(kept, lambda: run.statistics.average(self.worker))
         start_clock.mark("model")
 
-    def differentiated(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> ForwardBackward:
+    def differentiated(
+        self, model: nn.Module, loss: Callable[..., torch.Tensor], *, parts: Sequence[nn.Module] = ()
+    ) -> ForwardBackward:
         """Return the loss function for `step.backward`, compiled and captured in a CUDA graph if the options say so.
 
         Args:
             model: the module with all parameters that the loss depends on.
             loss: computes the mean loss of a micro-batch from its tensors by calling the model.
+            parts: modules to capture one by one, if the shapes of the loss depend on the data; see `GraphedParts`.
 
         Raises:
             UsageError: the state is not registered yet.
@@ -152,6 +155,7 @@ class TrainingRun:
             compiled=self._run.config.compile,
             fused=self._run.config.fused,
             graph=self._run.captures,
+            parts=parts,
         )
         self._run.allreduce = differentiated.allreduce
         self._run.differentiated.append(differentiated)

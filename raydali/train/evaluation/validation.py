@@ -13,7 +13,8 @@ from torch import nn
 
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.loading.quarantine import none_read
-from raydali.train.step import Precision, capture, compile_function
+from raydali.train.cuda_graphs import capture
+from raydali.train.step import Precision, compile_function
 from raydali.train.worker import Worker
 
 WARM_UP_CALLS = 3

@@ -33,7 +33,8 @@ Nested = Any
 """A tensor, or mappings and sequences of them."""
 
 _STRIDE = 8
-_HEADS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead, FastRCNNPredictor
+_HEADS_OF_ANCHORS = FCOSHead, RetinaNetHead, SSDHead, SSDLiteHead, RPNHead
+_HEADS = *_HEADS_OF_ANCHORS, FastRCNNPredictor
 
 
 def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
@@ -45,6 +46,11 @@ def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
         return torch.stack([*model(images, targets).values()]).sum()
 
     return loss
+
+
+def constant_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the parts of a detector whose shapes do not depend on the objects: the backbone, and what follows it."""
+    return [model.get_submodule("backbone"), *(each for each in model.modules() if isinstance(each, _HEADS_OF_ANCHORS))]
 
 
 def check_detector(name: str) -> None:
