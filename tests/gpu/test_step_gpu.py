@@ -258,7 +258,7 @@ def gradients_with_sync_batchnorm(fused: bool) -> dict[str, np.ndarray]:
     torch.manual_seed(0)
     model = with_sync_batchnorm(resnet18(num_classes=10), worker.gradients, fused=fused)
     model = model.to(worker.device).to(memory_format=torch.channels_last)
-    options = {"compiled": fused, "fused": fused, "graph": fused}
+    options: dict[str, Any] = {"compiled": fused, "fused": fused, "graph": fused}
     precision = Precision("fp32", worker.device)
     step = ForwardBackward(model, cross_entropy_of(model), worker, precision, micro_batches=2, **options)
     images, labels = (each.to(worker.device) for each in micro_batch(worker.rank))
