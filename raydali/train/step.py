@@ -100,7 +100,7 @@ class ForwardBackward:
             of constant shapes until `expect_other_shapes`, and a stream other than the default one. A loss that cannot
             be captured runs without a graph, which is logged.
         parts: modules of the model whose shapes are constant where those of the loss are not: `graph` captures them one
-            by one instead of the loss, see cuda_graphs.py.
+            by one instead of the loss, unless it is compiled, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
 
@@ -124,7 +124,7 @@ class ForwardBackward:
         parts: Sequence[nn.Module] = (),
         overlap: bool | None = None,
     ) -> None:
-        self._parts = GraphedParts(parts if graph else ())
+        self._parts = GraphedParts(parts if graph and not compiled else ())
         graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
