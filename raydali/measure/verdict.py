@@ -28,8 +28,6 @@ SHORT_STEPS, SHORT_SECONDS = 10, 10.0
 _EACH_EPOCH = "start-up", "validation", "checkpoint"
 TOO_SHORT_STEPS, TOO_SHORT_SECONDS = 30, 1.0
 """If an epoch has fewer steps and a shorter time, the measurements are too few to name a cause."""
-GPU_IS_BUSY = 0.8
-"""From this share of a step on, the GPU computes, and the host's launches of kernels do not limit the step."""
 AT_CEILING = 0.95
 """From this share of the ceiling on, training counts as fast as its steps alone."""
 _ANY = 1 << 20
@@ -42,7 +40,7 @@ class Verdict(NamedTuple):
     """The largest cost of an epoch's time, and what to try.
 
     Attributes:
-        kind: the largest cost, or "step-bound" or "launch-bound" if none is large.
+        kind: the largest cost, or "step-bound" if none is large.
         cause: one of LOADER if the kind is "loader-bound", otherwise the kind.
         costs: cost of each cause as a share of the epoch, validation included, without zeros.
         text: a sentence, with the kind before the first colon, and a remedy if there is one.
@@ -83,10 +81,10 @@ def verdict(
     by_kind: dict[str, float] = {}
     for cause, cost in costs.items():
         by_kind[kind_of(cause)] = by_kind.get(kind_of(cause), 0.0) + cost
-    kind, cost = _largest(by_kind, steps, whole)
     busy = record["gpu_busy"]
-    if kind == "step-bound" and busy is not None and busy < GPU_IS_BUSY:
-        kind = "launch-bound"
+    if at_ceiling is not None and busy is not None:
+        by_kind["launch-bound"] = (1 - busy) * at_ceiling / whole
+    kind, cost = _largest(by_kind, steps, whole)
     cause = max(LOADER, key=lambda cause: costs.get(cause, 0.0)) if kind == "loader-bound" else kind
     wait = fmean(map(waited, ranks))
     finding = Finding(
@@ -396,12 +394,14 @@ CAUSES: dict[str, Cause] = {
         "checkpoints",
     ),
     "short epochs": Cause(0.3, _too_short),
-    # The verdicts if no cause is named.
+    # Its time is a part of the step at the ceiling, so `Verdict.costs` leaves it out.
     "launch-bound": Cause(
-        0.0,
+        0.2,
         "the GPU computes for {gpu_busy:.0%} of a step, and otherwise waits for the host to launch kernels",
         _fewer_launches,
+        name="launching kernels",
     ),
+    # The verdict if no cause is named.
     "step-bound": Cause(0.0, _of_ceiling, _faster_steps),
 }
 

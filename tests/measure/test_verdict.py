@@ -56,11 +56,12 @@ def test_healthy_runs_are_step_bound() -> None:
 
 
 def test_a_gpu_that_waits_for_launches_is_launch_bound() -> None:
-    """Its ceiling, of the same launches, is no higher. Larger costs are named first."""
+    """Its ceiling, of the same launches, is no higher. The larger cost is named."""
     found = judged(rank(), gpu_busy=0.45)
     assert found.kind == "launch-bound" and mentions(found.text, "launch-bound 45%")
     assert judged(rank(), gpu_busy=0.85).kind == "step-bound"
-    assert judged(rank(loader_wait_seconds=5.0), gpu_busy=0.45).kind == "loader-bound"
+    assert judged(rank(seconds=20.0, loader_wait_seconds=10.0), gpu_busy=0.45).kind == "loader-bound"
+    assert judged(rank(seconds=12.0, loader_wait_seconds=2.0), gpu_busy=0.45).kind == "launch-bound"
 
 
 @pytest.mark.parametrize(
