@@ -252,6 +252,8 @@ class TrainingRun:
                 require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {index}")
                 assert self._record is not None
                 yield from rehearsal.after_epoch(self._record)
+                if session.short_seconds is not None:
+                    self._wait_for_checkpoint()  # epochs of the whole run may be longer than writing one
                 self._measured.begin_epoch()
                 self._checkpoint()
                 if self._run.on_gpu and cursor.done < stream.steps and config.validates(epoch + 1):
@@ -313,9 +315,13 @@ class TrainingRun:
         with self._measured.meter.stage("checkpoint"):
             self._state.save(self._measured.meter.record, self._best, self._reference)
             if waits:
-                self._session.checkpoints.wait()
-                self.worker.barrier()
+                self._wait_for_checkpoint()
         self._record = self._best = self._reference = None
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait on all ranks until the newest checkpoint is written."""
+        self._session.checkpoints.wait()
+        self.worker.barrier()
 
     def _leave(self, notice: Notice) -> None:
         """Save a checkpoint of all completed steps, and then leave."""

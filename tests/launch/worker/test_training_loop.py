@@ -1,6 +1,8 @@
 """A job's training loop: what it may not leave out."""
 
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from raydali.errors import UsageError
 from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
+from raydali.run.checkpoints import CheckpointStore
 from raydali.run.find import newest_first, step_of
 from raydali.train.step import ForwardBackward
 from tests.support.digits import SHORT, digits_data
@@ -83,6 +86,42 @@ def test_a_short_run_saves_the_first_checkpoints_in_its_first_epoch(
     assert [step_of(name) for name in newest_first(loop.session.folder)] == saved
     (row,) = loop.session.folder.rows("epochs.jsonl")
     assert (row["checkpoint_seconds"] > 0) == (seconds is not None)
+
+
+def test_the_epochs_of_a_short_run_do_not_wait_for_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch that is shorter than writing a checkpoint would wait for it, and a plan take this for every epoch's."""
+    write, save = CheckpointStore._write, CheckpointStore.save
+    begun: list[int] = []
+    written: list[int] = []
+    second_epoch_ends = threading.Event()
+
+    class Slow(Loop):
+        def end_epoch(self) -> None:
+            if len(begun) == 3:
+                second_epoch_ends.set()
+            super().end_epoch()
+
+    def late(self: CheckpointStore, unsaved: Any) -> None:
+        if len(begun) == 3:  # the first epoch's
+            assert second_epoch_ends.wait(15)
+            time.sleep(1)
+        write(self, unsaved)
+        written.append(unsaved.step)
+
+    def after_others(self: CheckpointStore, step: int, *args: Any, **options: Any) -> None:
+        assert written == begun
+        begun.append(step)
+        save(self, step, *args, **options)
+
+    monkeypatch.setattr(CheckpointStore, "_write", late)
+    monkeypatch.setattr(CheckpointStore, "save", after_others)
+    loop = Slow(tmp_path, replace(CONFIG, epochs=2))
+    loop.session._waits_for_saves = False
+    loop.session.short_seconds = 600.0
+    loop.train()
+    assert len(begun) == 4
 
 
 @pytest.fixture(autouse=True, scope="module")
