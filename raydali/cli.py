@@ -42,7 +42,6 @@ from raydali.errors import UsageError
 from raydali.host.facts import version
 from raydali.host.standard_streams import outlive_readers
 from raydali.inference.options import WAIT_POLICY, InferenceOptions
-from raydali.launch.removed_options import refuse_removed_command, refuse_removed_options
 from raydali.output import exit_codes, mark_warnings, one_sentence, parse_options
 
 DESCRIPTION = """Train models; measure and check the data, the machines and the runs.
@@ -96,7 +95,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command)
-    refuse_removed_command(given, COMMANDS)
     words = 2 if given[:1] in (["bench"], ["cluster"]) else 1
     name, rest, style = " ".join(given[:words]), given[words:], (tyro.conf.DisallowNone,)
     if name == "train" and rest not in (["-h"], ["--help"]):  # the other options are the job's
@@ -106,7 +104,6 @@ def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command
             own, of_job = tyro.cli(COMMANDS[name], prog=prog, args=rest, config=style, return_unknown_args=True)
         return replace(own, of_job=tuple(of_job))
     if name in COMMANDS:
-        refuse_removed_options(rest, COMMANDS[name], name)
         return parse_options(COMMANDS[name], rest, f"raydali {name}")
     if len(given) >= words and not given[words - 1].startswith("-"):
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)

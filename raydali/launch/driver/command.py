@@ -27,7 +27,6 @@ from raydali.host.standard_streams import outlive_readers
 from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
-from raydali.launch.removed_options import refuse_removed_options
 from raydali.output import exit_codes, mark_warnings, parse_options
 from raydali.report.console import Console
 from raydali.train.recipe import find_recipe
@@ -64,7 +63,7 @@ def parse(
     With `--recipe`, if the job has this option, the recipe's settings are the defaults instead.
 
     Raises:
-        UsageError: an argument holds a key or an option that was removed, or there is no such recipe.
+        UsageError: an argument holds a key, or there is no such recipe.
     """
     start_clock.mark("imports")
     mark_warnings()
@@ -72,7 +71,6 @@ def parse(
     for argument in args:
         refuse_secrets(argument)
     typed[:] = [*prog.split(), *args]
-    refuse_removed_options(args, config)
     if {"-h", "--help"} & {*args}:
         _show_help(config, prog)
     args = ["--help" if argument == "--help-all" else argument for argument in args]
