@@ -83,10 +83,6 @@ class WeightsOptions(FineTuningOptions):
                 raise UsageError(f"--{name} is at most 1, the full range, not {max(values):g}: give --{name} {of_one}")
 
 
-NormalizationOptions = WeightsOptions
-"""The name in earlier copies of jobs/video.py."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions(WeightsOptions, ImageOptions):
     """The images that a model takes, and the augmentation of training images after their random crop and flip."""
