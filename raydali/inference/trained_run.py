@@ -16,7 +16,6 @@ from torch import nn
 
 from raydali.data.loading.loader import Loader
 from raydali.data.loading.make import make_loader
-from raydali.data.sources.file_rules import FILE_RULES, following
 from raydali.data.sources.formats import check_column_options
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.storage import reason
@@ -129,8 +128,7 @@ class TrainedRun(FoundRun):
         Raises:
             UsageError: they cannot be opened.
         """
-        with following(self.settings[FILE_RULES]):
-            return self.job.open_data(self.config)
+        return self.job.open_data(self.config)
 
     def labeled_samples(self, data: str | None, given: Columns) -> tuple[Source, tuple[str, ...]]:
         """Return samples with their truth, and the classes in the order of the model's outputs.

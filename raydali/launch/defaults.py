@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.file_rules import FILE_RULES, FIRST
 from raydali.data.sources.source import Source
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window
 from raydali.data.stream.read_together import ReadTogether
@@ -50,7 +49,6 @@ DEFAULTS_OF_OLD_VERSIONS: Mapping[str, Any] = {
     "fused": False,
     "video_rotation": "ignored",
     "video_colours": "before resizing on CPUs",
-    FILE_RULES: FIRST,
 } | {name: MODEL_INPUTS[name] for name in ("mean", "std", "interpolation")}
 """Settings of runs of versions that did not know these options and facts."""
 

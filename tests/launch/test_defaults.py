@@ -16,7 +16,6 @@ from jobs import imagenet
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
-from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.class_mixing import ClassMixing
@@ -36,7 +35,6 @@ from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import LocalSession, folder_of, run_ranks
-from tests.support.trees import grow
 
 CONFIG = Config(name="run", epochs=1, batch_size=4, global_batch_size=8)
 LONG = 8 * COMPILE_PAYS_FROM
@@ -304,21 +302,6 @@ def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> 
     assert stream.micro_batch(1, 2).ids.tolist() == order(np.arange(80, 88)).tolist()
     with pytest.raises(UsageError, match=mentioning("shuffle_window 0 64")) if block else nullcontext():
         launch(job, replace(config, shuffle_window=64 if block else None), Console())
-
-
-def test_an_older_run_keeps_samples_that_other_systems_left_behind(tmp_path: Path) -> None:
-    data, folder = tmp_path / "data", folder_of(tmp_path)
-    grow(data, [f"{split}/{path}" for split in ("train", "val") for path in ("a/1.jpg", "b/1.jpg", "__MACOSX/1.jpg")])
-    config = replace(CONFIG, data=str(data), storage=str(tmp_path), name="run", resize_size=256)
-    with following(FIRST):
-        train = imagenet.JOB.open_data(config).train
-    settings = asdict(config) | {"samples": 3, "fingerprint": train.fingerprint, "weights_sha256": None}
-    folder.write_json("config.json", settings)
-    folder.append("events.jsonl", {"event": "finish"})
-    launch(imagenet.JOB, config, Console())  # is not refused, and finished already
-    folder.write_json("config.json", settings | {"file_rules": 2})
-    with pytest.raises(UsageError, match=mentioning("3 samples 2 samples")):
-        launch(imagenet.JOB, config, Console())
 
 
 def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:

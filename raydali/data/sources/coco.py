@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raydali.data.sources import file_rules, storage
+from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute, digest
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.storage import why_pointer
@@ -107,7 +107,7 @@ class Coco(Files):
         counts = np.bincount(owners[kept], minlength=len(images))
         names_of_classes = _column(path, "category", categories, "name", str)
         name, count = Counter(names_of_classes).most_common(1)[0]
-        if count > 1 and file_rules.are_newest():
+        if count > 1:
             same = [id for id, each in zip(category_ids.tolist(), names_of_classes, strict=True) if each == name]
             raise UsageError(f"{path}: categories {summarize(same)} have one name, {name!r}: rename all but one")
         return cls.from_list(
@@ -265,7 +265,7 @@ def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes:
         form = f"{shown(boxes.any(1))} and all others are fractions of 1"
     elif past.sum() > _MANY * known.sum() and ((extent >= begin) & (extent <= sizes + 1))[known].all():
         form = f"{shown(past)} and all others seem to be corners"
-    if form and file_rules.are_newest():
+    if form:
         raise UsageError(f"{path}: {form}: write x, y, width, height in pixels")
     if (outside := known & ((begin >= sizes) | (end <= 0)).any(1)).any():
         count = plural(int(outside.sum()), "box")
@@ -273,8 +273,6 @@ def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes:
 
 
 def _is_crowd(path: str, one: Mapping[str, Any]) -> bool:
-    if not file_rules.are_newest():
-        return bool(one.get("iscrowd"))
     try:
         return _CROWDS[one.get("iscrowd")]
     except (KeyError, TypeError):  # or a list

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources import file_rules, storage
+from raydali.data.sources import storage
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.list_lines import NUMBER, Lines, Wanted, read_lines, too_many
@@ -104,8 +104,7 @@ class FileList(LabeledFiles):
                 f"{_remedy(root, files.path(0).removeprefix(f'{root}/'), next(iter(lines.names), ''))}"
             )
         if twice:
-            if file_rules.are_newest():
-                _require_one_label(path, lines, files)
+            _require_one_label(path, lines, files)
             _log.warning("%s repeats files in %s", path, plural(twice, "line"))
         return files
 
@@ -129,7 +128,7 @@ def _targets(path: str, lines: Lines, warns: bool) -> tuple[NDArray[np.uint8], t
 def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The class of each line, and the classes."""
     absent = [place for name, place in lines.names.items() if name.lower() in _ABSENT]
-    if absent and classes is None and file_rules.are_newest():
+    if absent and classes is None:
         without = np.flatnonzero(np.isin(np.frombuffer(lines.labels, np.int32), absent)).tolist()
         names = [*map(repr, lines.names)]
         raise UsageError(

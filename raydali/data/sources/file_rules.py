@@ -1,9 +1,6 @@
 """The rules by which files become samples, and the files that could be samples but are not read.
 
-A run keeps the rules that it began with, so that its ids stay the same.
-
-1    any file with the ending of a sample is one, except in hidden folders
-2    what other systems leave behind is not, and classes in archives of train/ are the folders in there
+Any file with the ending of a sample is one, except in hidden folders, and in what other systems leave behind.
 
 A warning counts the files that could be samples but are not read. Common companions of samples (notes, tables,
 checksums, files of the desktop) are not mentioned.
@@ -13,18 +10,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raydali.text import plural, summarize
 
 Listing = dict[str, list[str]]
 """Names of files by folder relative to the root, "" for the root itself; unordered."""
-FILE_RULES = "file_rules"
-"""The setting of a run with their number; runs of earlier versions have none, and follow the first."""
-FIRST, NEWEST = 1, 2
 LEFT_BEHIND = (
     r"(^|/)(__MACOSX|network trash folder|temporary items|lost\+found|lost\.dir|found\.\d{3}|__pycache__|"
     r"\$recycle\.bin|system volume information|@eadir|@tmp|#recycle|#snapshot|@recycle|@recently-snapshot|"
@@ -45,23 +37,7 @@ _ENDING = re.compile(r"\.\w{1,8}$", re.ASCII)
 _KINDS_SHOWN = 5
 
 _left_folder = re.compile(LEFT_BEHIND, re.IGNORECASE)
-_rules = ContextVar("rules", default=NEWEST)
 _log = logging.getLogger(__name__)
-
-
-@contextmanager
-def following(rules: int) -> Iterator[None]:
-    """Index files by the rules of this number."""
-    token = _rules.set(rules)
-    try:
-        yield
-    finally:
-        _rules.reset(token)
-
-
-def are_newest() -> bool:
-    """Return whether the newest rules hold."""
-    return _rules.get() >= NEWEST
 
 
 def is_ignored(folder: str) -> bool:
@@ -126,16 +102,16 @@ def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing
         listing: from `list_tree`; it is emptied to save memory.
         extensions: in lower case; the files' own may be in any case.
     """
-    selected, skipped, newest = Listing(), SkippedFiles(), are_newest()
+    selected, skipped = Listing(), SkippedFiles()
     while listing:
         folder, names = listing.popitem()
         chosen = [name for name in names if name.lower().endswith(extensions)]
-        hidden = folder.startswith(".") or "/." in folder
-        if hidden or (newest and is_ignored(folder)):
+        if is_ignored(folder):
             if chosen:
+                hidden = folder.startswith(".") or "/." in folder
                 skipped.add("in hidden folders" if hidden else LEFT, folder, len(chosen))
             continue
-        if newest and (left := {name for name in chosen if name[0] == "." and name.startswith(LEFT_FILES)}):
+        if left := {name for name in chosen if name[0] == "." and name.startswith(LEFT_FILES)}:
             skipped.add(LEFT, folder, len(left))
             chosen = [name for name in chosen if name not in left]
         selected[folder] = chosen

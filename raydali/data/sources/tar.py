@@ -28,9 +28,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from raydali.data.sources import file_rules
 from raydali.data.sources.file_parts import read_ahead
-from raydali.data.sources.file_rules import LEFT, kind_of
+from raydali.data.sources.file_rules import LEFT, LEFT_BEHIND, kind_of
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS
 from raydali.data.sources.listing import entries_or_none, find_files
 from raydali.data.sources.shard_index import Label, Member, Part, ShardIndex, shard_index
@@ -43,7 +42,7 @@ _IMAGES = frozenset(extension[1:].encode() for extension in IMAGE_EXTENSIONS)
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 _LABELS = frozenset((b"cls", b"json", b"txt"))
 _HIDDEN = re.compile(rb"(^|/)\.(?!\.?(/|$))")
-_LEFT_FOLDER = re.compile(file_rules.LEFT_BEHIND.encode(), re.IGNORECASE)
+_LEFT_FOLDER = re.compile(LEFT_BEHIND.encode(), re.IGNORECASE)
 
 
 def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
@@ -63,7 +62,7 @@ def _in_split(shard: str, index: ShardIndex) -> ShardIndex:
     return index.with_labels(labels, classes)
 
 
-def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) -> Part:
+def _part(path: str, size: int, *, labeled: bool = True) -> Part:
     """Index the samples of a shard. Raises ValueError for a broken one."""
     images: dict[bytes, Member] = {}
     dotted: dict[bytes, list[Member]] = {}  # a.1.jpg and a.seg.png: WebDataset calls both a's
@@ -81,7 +80,7 @@ def _part(path: str, size: int, *, labeled: bool = True, newest: bool = True) ->
         is_image = extension.rpartition(b".")[2] in _IMAGES
         if _HIDDEN.search(folder):
             skipped["in hidden folders"] += is_image
-        elif newest and _LEFT_FOLDER.search(folder):
+        elif _LEFT_FOLDER.search(folder):
             skipped[LEFT] += is_image
         elif member.offset < 0:
             skipped["linked to no file in their archive"] += is_image
@@ -178,11 +177,9 @@ class TarShards(Shards):
                 splits. A label is not among the classes.
         """
         root, shards = find_files(data if names_shards(data) else f"{data.rstrip('/')}/*.tar")
-        newest = file_rules.are_newest()  # here, since other threads have a context of their own
-        kind = ("tar" if labeled else "tar-unlabeled") + ("-2" if newest else "")
-        read = partial(_part, labeled=labeled, newest=newest)
+        kind, read = "tar-2" if labeled else "tar-unlabeled-2", partial(_part, labeled=labeled)
         index = shard_index(root, shards, read, kind=kind, needed=", ".join(IMAGE_EXTENSIONS))
-        if labeled and newest:
+        if labeled:
             index = _in_split(f"{root}/{shards[0].name}", index)
         return cls.of_index(data, root, shards, index, classes)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raydali.data.sources.file_rules import FILE_RULES, NEWEST, following
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.validation_set import warn_of_overlap
 from raydali.data.sources.video.clips import VideoClips
@@ -78,9 +77,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     check_loader(given, console.print)
     folder = RunFolder(given.storage, given.name or _new_name(job.name), console.warn)
     earlier = previous_run(folder, defaults_of(type(given)))
-    rules = earlier.settings[FILE_RULES] if earlier is not None else NEWEST
-    with following(rules):
-        data = job.open_data(given)
+    data = job.open_data(given)
     train, samples, labels = data.train, len(data.train), getattr(data.train, "one_each", None)
     classes = classes_of(train)
     if job.demo is not None and getattr(given, "data", None) is None:
@@ -96,7 +93,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         facts = replace(facts, weights_inputs=asdict(weights.preprocessing))
     options = resolve(given, kept, facts)
     if earlier is not None:
-        settings = _settings(options, data, rules, sha256)
+        settings = _settings(options, data, sha256)
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
@@ -135,7 +132,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         for warning in warnings_of(options, placement, cluster, samples, labels, own=connected.own):
             console.warn(warning)
         check_imports(options, console.warn)
-        settings = _settings(options, data, rules, sha256)
+        settings = _settings(options, data, sha256)
         attempt = Attempt()
         folder = _begin(folder, attempt, earlier, settings, changed)
         write_contents(folder, contents)
@@ -212,8 +209,8 @@ def _model_facts(
     return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 
 
-def _settings(options: LaunchOptions, data: TrainAndVal[Any], rules: int, sha256: str | None) -> dict[str, Any]:
-    facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, FILE_RULES: rules, SHA256: sha256}
+def _settings(options: LaunchOptions, data: TrainAndVal[Any], sha256: str | None) -> dict[str, Any]:
+    facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, SHA256: sha256}
     videos = [source for source in (data.train, data.val) if isinstance(source, VideoClips)]
     if videos:
         facts["video_colours"] = "after resizing"

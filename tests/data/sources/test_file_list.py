@@ -12,7 +12,6 @@ import pytest
 from raydali.commands.verify import Verify, main
 from raydali.data.sources.exclusion import exclude
 from raydali.data.sources.file_list import FileList, is_list
-from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import DataError, UsageError
 from tests.support.lists import Write
@@ -153,16 +152,12 @@ def test_what_pandas_writes_without_a_label_is_no_class(absent: str, write: Writ
     path = write(f"path,label\ncat/1.jpg,cat\ncat/2.jpg,{absent}\n")
     with pytest.raises(UsageError, match=mentioning(f"{path} 1 2 lines line 3 {absent!r}")):
         FileList.from_file(path)
-    with following(FIRST):
-        assert absent in FileList.from_file(path).classes
 
 
 def test_a_file_with_two_labels(write: Write, tmp_path: Path) -> None:
     path = write("cat/1.jpg,cat\n\ncat/2.jpg,cat\ncat/2.jpg,cat\ncat/2.jpg,dog\ncat/1.jpg,cow\n")
     with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/cat/1.jpg line 1 'cat' line 6 'cow' --multi-label")):
         FileList.from_file(path)
-    with following(FIRST):
-        assert len(FileList.from_file(path)) == 5
     path = write("path,cat,dog\ncat/1.jpg,1,1\ncat/2.jpg,1,0\ncat/1.jpg,0,0\n")
     with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/cat/1.jpg line 2 'cat' 'dog' line 4 remove")):
         FileList.from_file(path, multi_label=True)

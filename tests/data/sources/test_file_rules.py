@@ -1,4 +1,4 @@
-"""Which files become samples, by the rules of a run, and what is said of the others."""
+"""Which files become samples, and what is said of the others."""
 
 import os
 import shutil
@@ -13,7 +13,6 @@ import pytest
 from raydali.commands.prepare import Prepare
 from raydali.commands.prepare import main as prepare
 from raydali.commands.verify import Verify, main
-from raydali.data.sources.file_rules import FIRST, following
 from raydali.data.sources.folder_layout import train_and_val_folders
 from raydali.data.sources.formats import labeled_images, unlabeled_files
 from raydali.data.sources.image_pairs import ImagePairs
@@ -41,8 +40,6 @@ LEFT = [
     "lost+found/#12.jpg",
 ]
 UNNOTICED = ["cat/Thumbs.db", "cat/desktop.ini", "cat/Icon\r", "cat/1.jpg:Zone.Identifier", "dog/.DS_Store"]
-OF_EARLIER_VERSION = "1f32ce9783f0677c347cb297666d4780", "2439890ae956101a27056e31145941c9"
-"""Fingerprints of these class folders, and of a tar with these files, by 358e123."""
 
 
 def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,9 +49,6 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert index.skipped == {"left behind by other systems": len(LEFT)}
     assert mentions(caplog.text, f"{tmp_path} {len(LEFT)} 'cat' 3")
     assert train_and_val_folders(str(tmp_path), None) is None
-    with following(FIRST):
-        assert LabeledFiles.scan(str(tmp_path)).fingerprint == OF_EARLIER_VERSION[0]
-    assert LabeledFiles.scan(str(tmp_path)).fingerprint == index.fingerprint
 
 
 def test_objects(s3: PutObjects) -> None:
@@ -69,8 +63,6 @@ def test_tar(pack: Pack, caplog: pytest.LogCaptureFixture) -> None:
         shards = TarShards.scan(data)
         assert shards.classes == ("cat", "dog", "recycled") and len(shards) == 3
         assert mentions(caplog.text, f"{data} 7")
-        with following(FIRST):
-            assert TarShards.scan(data).fingerprint == OF_EARLIER_VERSION[1]
 
 
 def test_pairs_and_unlabeled_files(tmp_path: Path) -> None:
