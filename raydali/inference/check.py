@@ -14,7 +14,6 @@ from torch.nn.functional import avg_pool2d
 
 from raydali.data.sources.source import Source
 from raydali.data.stream.stream import Once
-from raydali.data.tasks.pipeline import PIXELS
 from raydali.errors import CommandError, RaydaliError, StorageAway
 from raydali.extras import default_loader
 from raydali.inference.trained_run import TrainedRun
@@ -29,8 +28,6 @@ INPUT_LIMITS = {"cpu": (1, 0.5, 2.0), "cuda": (8, 1.0, 255.0)}
 """By the device that decoded the run's inputs: side of the squares whose means are compared, in pixels, as filters
 round differently on a GPU; largest mean difference, and largest single one, of 255. The mean difference of noise that a
 GPU had resized was 0.25, and 1.9 where it was moved by a pixel."""
-LIMITS_OF_OLD_VIDEOS = INPUT_LIMITS["cuda"]
-"""Those of runs whose frames became RGB before they were resized, which differ by up to 13, and 0.4 in the mean."""
 EQUAL = 1e-6
 """Difference of a figure from the run's, as a share of it if it is above 1, up to which both are called the same."""
 
@@ -143,10 +140,7 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
     if inputs.shape != kept.shape:
         why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
-    limits = INPUT_LIMITS[reference.facts["device"]]
-    if name == "clips" and reference.facts.get("pixels", 1) < PIXELS:
-        limits = LIMITS_OF_OLD_VIDEOS
-    side, mean, single = limits
+    side, mean, single = INPUT_LIMITS[reference.facts["device"]]
     planes = (each.double().reshape(len(each), -1, *each.shape[max(1, each.dim() - 2) :]) for each in (inputs, kept))
     ours, theirs = (avg_pool2d(each, side, ceil_mode=True) for each in planes)
     differences = (ours - theirs).abs().flatten(1)

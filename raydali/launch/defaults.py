@@ -47,8 +47,6 @@ DEFAULTS_OF_OLD_VERSIONS: Mapping[str, Any] = {
     "shuffle_window": 0,
     "shuffle_apart": False,
     "fused": False,
-    "video_rotation": "ignored",
-    "video_colours": "before resizing on CPUs",
 } | {name: MODEL_INPUTS[name] for name in ("mean", "std", "interpolation")}
 """Settings of runs of versions that did not know these options and facts."""
 

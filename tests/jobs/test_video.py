@@ -10,20 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from jobs import video
 from jobs.video import DISCS, Config, Data, build_model, open_data, train
 from raydali.errors import UsageError
-from raydali.launch.driver.launcher import launch
-from raydali.report.console import Console
 from raydali.train.models.classification import build_video_model, check_video_model
 from raydali.train.weights.matching import match
 from raydali.train.weights.reading import read_weights
 from tests.support.job_ranks import train_rank, train_rank_in_double
-from tests.support.messages import mentioning, mentions
+from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
-from tests.support.trained_runs import started_run
-from tests.support.videos import UPRIGHT, Rotation, moving, write_video
 
 # Three micro-batches a global batch: 2 workers share them unevenly.
 CONFIG = replace(
@@ -57,39 +52,6 @@ def test_a_run_resumed_on_other_workers_equals_the_undisturbed(tmp_path: Path, d
         assert row["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-6)
     for name, tensor in weights.items():
         np.testing.assert_allclose(tensor, undisturbed[name], rtol=1e-6, atol=1e-9, err_msg=name)
-
-
-@pytest.mark.parametrize("rotation", [UPRIGHT, (90, False, False)])
-def test_a_run_of_a_version_that_made_other_pixels_is_warned(
-    tmp_path: Path, rotation: Rotation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for i, split in enumerate(("train", "train", "train", "val")):
-        turn = UPRIGHT if i == 0 else rotation
-        write_video(tmp_path / "data" / split / "ab"[i % 2] / f"{i}.mp4", moving(8), "h264", rotation=turn)
-        write_video(tmp_path / "data" / split / "ba"[i % 2] / f"upright{i}.mp4", moving(8), "h264")
-    size: dict[str, Any] = {"loader": "dali", "sequence_length": 4, "batch_size": 2, "global_batch_size": 2}
-    config = replace(CONFIG, data=str(tmp_path / "data"), name="run", storage=str(tmp_path), **size)
-    train = open_data(config).train
-
-    def said(**settings: Any) -> str:
-        """What a resume says before it is refused here."""
-        facts: dict[str, Any] = {"samples": len(train), "fingerprint": train.fingerprint}
-        started_run(tmp_path, video, config, ("a", "b"), **facts, **settings)
-
-        def refuse(_: Config) -> None:
-            raise UsageError("ends here")
-
-        with pytest.raises(UsageError, match="ends here"):
-            launch(replace(video.JOB, check=refuse), config, Console())
-        return " ".join(capsys.readouterr().out.split())
-
-    assert mentions(said(), "warning video_colours before resizing CPUs after")
-    newest = {"video_colours": "after resizing"}
-    if rotation == UPRIGHT:
-        assert "changed setting" not in said(**newest)
-    else:
-        assert mentions(said(**newest), "warning video_rotation ignored applied 3 videos")
-        assert "changed setting" not in said(**newest, video_rotation="applied to 3 videos")
 
 
 @pytest.mark.slow

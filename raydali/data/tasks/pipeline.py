@@ -32,9 +32,6 @@ Interpolation = Literal["bilinear", "bicubic"]
 """The filter that resizes images; it is widened where an image becomes smaller (antialiasing)."""
 Inputs = tuple[Sequence[Any] | NDArray[Any], ...]
 """Inputs of a batch: each is a list of arrays or tensors, or an array with one row per sample."""
-PIXELS = 2
-"""The number of the rules by which files become pixels. By the first rules, frames of videos became RGB on the CPU
-before they were resized."""
 AnySource = TypeVar("AnySource", bound=Source, contravariant=True)
 
 

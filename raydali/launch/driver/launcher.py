@@ -14,7 +14,6 @@ import numpy as np
 
 from raydali.data.sources.source import Source, TrainAndVal, classes_of
 from raydali.data.sources.validation_set import warn_of_overlap
-from raydali.data.sources.video.clips import VideoClips
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
@@ -211,9 +210,4 @@ def _model_facts(
 
 def _settings(options: LaunchOptions, data: TrainAndVal[Any], sha256: str | None) -> dict[str, Any]:
     facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, SHA256: sha256}
-    videos = [source for source in (data.train, data.val) if isinstance(source, VideoClips)]
-    if videos:
-        facts["video_colours"] = "after resizing"
-    if rotated := sum(int(source.table.orientations.any(1).sum()) for source in videos):
-        facts["video_rotation"] = f"applied to {plural(rotated, 'video')}"
     return asdict(options) | facts

@@ -20,7 +20,6 @@ from torch import nn
 
 from raydali.data.loading.loader import Batch, Loader
 from raydali.data.sources.source import Source
-from raydali.data.tasks.pipeline import PIXELS
 from raydali.train.checkpoint_file import serialize, tensors_in
 from raydali.train.evaluation.validation import ValidationForward, evaluating
 
@@ -41,8 +40,7 @@ class Reference:
     Attributes:
         facts: "ids", "paths" and "files" (hashes) of the samples; "samples" and "fingerprint" of the validation set;
             "input", the loader's name of what the network was given, None if the job's code had changed it; "device"
-            that decoded it; "pixels", the number of the rules of decoding; and "weights", the hash of the file of
-            weights, in `best/`.
+            that decoded it; and "weights", the hash of the file of weights, in `best/`.
         inputs: what the network was given, (K, ...), on the CPU.
         outputs: see `raw_outputs`, each (K, values) float32, on the CPU.
         files: the files of each sample, uint8, if they are small.
@@ -173,7 +171,6 @@ class ReferenceWatch:
             "fingerprint": source.fingerprint,
             "input": name,
             "device": self._loader.device.type,
-            "pixels": PIXELS,
         }
         kept = [
             [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in each if 0 < len(one) <= LARGEST_FILE]
