@@ -31,6 +31,8 @@ from raydali.data.tasks.pillow import decoded, in_8_bits, opened
 from raydali.errors import DataError
 
 BUFFER = 1 << 20  # bytes
+PARTIAL = ".part"
+"""The ending of files that are being written."""
 _READ_AT_ONCE, _READERS = 32, 16
 _GREY = "1", "L", "LA", "La"
 _DECODED_SIDE = 2
@@ -130,7 +132,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
                     copyfileobj(file, stream, BUFFER)
             return
         name = blake2b(os.fsencode(Path(path).name), digest_size=8).hexdigest()
-        temporary = Path(path).with_name(f".{name}.part")  # always the same, and not the name of an image
+        temporary = Path(path).with_name(f".{name}{PARTIAL}")  # always the same, and not the name of an image
         try:
             with temporary.open("w+b", BUFFER) as file:
                 yield file

@@ -162,14 +162,14 @@ def _locked(target: str) -> Iterator[None]:
 
 def _begin(record: dict[str, Any], options: Prepare) -> dict[str, Any]:
     """Write the record, or compare it with an earlier one; return it with the earlier number of samples in a shard."""
-    from raydali.commands.image_copies import write_file
+    from raydali.commands.image_copies import PARTIAL, write_file
     from raydali.data.sources.listing import folder_entries
     from raydali.data.sources.storage import read, reason
 
     target, place = options.target, f"{options.target}/{RECORD}"
     names, earlier = list[str](), dict[str, Any]()
     try:
-        names += [each.name for each in folder_entries(target) if not each.name.endswith(".part")]
+        names += [each.name for each in folder_entries(target) if not each.name.endswith(PARTIAL)]
         earlier = {"to": "folder"} | json.loads(read(place))
     except (FileNotFoundError, ValueError):
         pass

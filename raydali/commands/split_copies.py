@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from raydali.commands.image_copies import BUFFER, Written, copies, is_current, remove, replacing, write_file
+from raydali.commands.image_copies import BUFFER, PARTIAL, Written, copies, is_current, remove, replacing, write_file
 from raydali.data.loading.quarantine import BrokenSample
 from raydali.data.sources.file_rules import is_ignored, select_files
 from raydali.data.sources.files import Files, absolute, digest
@@ -184,7 +184,13 @@ def copy_split(split: Split, workers: int, written: Written) -> None:
         raise DataError(f"{source.path(id)} cannot be copied: {reason}; repair it, or empty its file, and start again")
 
     copy = partial(_copy_images if to_folder else _copy_shard, split)
-    in_processes(copy, len(source), workers, str(source), written.add, died, split.shard_images)
+    try:
+        in_processes(copy, len(source), workers, str(source), written.add, died, split.shard_images)
+    except BaseException:
+        if "://" not in split.root:
+            for unfinished in Path(split.root).rglob(f".*{PARTIAL}"):  # of processes that were ended meanwhile
+                unfinished.unlink()
+        raise
 
 
 def _copy_images(split: Split, ids: range) -> Written:
