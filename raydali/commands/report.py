@@ -84,14 +84,11 @@ def main(options: Report) -> None:
 def _history(folder: "RunFolder", run: str) -> "History":
     from raydali.data.sources.storage import reason
     from raydali.report.html.history import History
-    from raydali.run.folder import CONFIG
 
     try:
         return History.read(folder)
     except OSError as error:
         raise UsageError(f"{run} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
-    except ValueError as error:
-        raise UsageError(f"{run}/{CONFIG} is broken: {error}; correct it") from error
 
 
 def _write_to(folder: "RunFolder", contents: bytes) -> None:

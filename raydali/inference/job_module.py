@@ -32,7 +32,7 @@ class FoundRun:
 
     Attributes:
         folder: the run's.
-        facts: its model.json; empty for runs of earlier versions.
+        facts: its model.json; empty if the file was removed.
         job: the job that trained it, or the one that the user gives. All that concerns its data, network and
             evaluation is taken from there.
         file: of the job.
@@ -74,7 +74,7 @@ def _own_job(run: str, facts: Mapping[str, Any]) -> Path:
         return find_job(facts["name"])
     name = facts.get("file")
     if name is None:
-        raise UsageError(f"{run} is of an earlier version, and has no job in model.json: give --job, such as imagenet")
+        raise UsageError(f"{run} has no job in {MODEL}: give --job, such as imagenet")
     if not Path(name).is_file():
         raise UsageError(f"{run} was trained by {name}, which is not in this folder: give --job FILE")
     return Path(name).absolute()

@@ -25,11 +25,10 @@ from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundRun, found_run
 from raydali.inference.kinds.kind import Columns, Kind
 from raydali.launch.defaults import defaults_of, resolve
-from raydali.launch.driver.resume import read_settings
 from raydali.run.data_contents import compared_contents
-from raydali.run.find import MANIFEST, newest_first, newest_step
+from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
-from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS, BEST_REFERENCE
+from raydali.run.model_file import BEST, BEST_REFERENCE
 from raydali.text import error_line, summarize
 from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.train.evaluation.reference import Reference
@@ -213,7 +212,7 @@ def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | No
         weights = _best(folder, found.facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    settings = read_settings(folder, defaults_of(options))
+    settings = defaults_of(options) | read_settings(folder)
     known = {each.name for each in fields(options)}
     given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
     try:
@@ -231,21 +230,20 @@ def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)
 
 
 def _best(folder: RunFolder, facts: Mapping[str, Any]) -> Weights:
-    for name in (BEST, BEST_OF_EARLIER_VERSIONS):
-        if folder.exists(name):
-            content = folder.read(name)
-            state, _ = read_state(content, f"{folder}/{name}")
-            best = facts.get("best")
-            rows = folder.rows(EPOCHS) if best else ()
-            return Weights(
-                origin=f"{name} of epoch {best['epoch']}" if best else name,
-                sha256=hashlib.sha256(content).hexdigest(),
-                state=state,
-                reference=_reference_of_best(folder) if name == BEST else None,
-                step=next((row["step"] for row in rows if row["epoch"] == best["epoch"]), None) if best else None,
-            )
-    instead = "give --checkpoint newest" if newest_step(folder) is not None else "train it further"
-    raise UsageError(f"{folder} has no {BEST} yet, which is written after its first epoch: {instead}")
+    if not folder.exists(BEST):
+        instead = "give --checkpoint newest" if newest_step(folder) is not None else "train it further"
+        raise UsageError(f"{folder} has no {BEST} yet, which is written after its first epoch: {instead}")
+    content = folder.read(BEST)
+    state, _ = read_state(content, f"{folder}/{BEST}")
+    best = facts.get("best")
+    rows = folder.rows(EPOCHS) if best else ()
+    return Weights(
+        origin=f"{BEST} of epoch {best['epoch']}" if best else BEST,
+        sha256=hashlib.sha256(content).hexdigest(),
+        state=state,
+        reference=_reference_of_best(folder),
+        step=next((row["step"] for row in rows if row["epoch"] == best["epoch"]), None) if best else None,
+    )
 
 
 def _reference_of_best(folder: RunFolder) -> Reference | None:

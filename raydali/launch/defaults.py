@@ -43,12 +43,6 @@ MODEL_INPUTS: Mapping[str, Any] = {
 }
 """Options of a model's inputs. These values hold if neither the starting weights nor the job say more, since most
 models of torchvision were trained with them."""
-DEFAULTS_OF_OLD_VERSIONS: Mapping[str, Any] = {
-    "shuffle_window": 0,
-    "shuffle_apart": False,
-    "fused": False,
-} | {name: MODEL_INPUTS[name] for name in ("mean", "std", "interpolation")}
-"""Settings of runs of versions that did not know these options and facts."""
 
 HIGH_AMPLIFICATION = 2.0
 """Bytes read for a byte of samples from which blocks are worth their less random order."""
@@ -106,9 +100,8 @@ def resolve(given: Options, kept: Mapping[str, Any], facts: Facts | None = None)
 
 
 def defaults_of(config: type[LaunchOptions]) -> dict[str, Any]:
-    """Return the settings that a run has if its `config.json`, of any version, lacks them."""
-    defaults = {each.name: each.default for each in fields(config) if each.default is not MISSING}
-    return defaults | dict(DEFAULTS_OF_OLD_VERSIONS) | dict(getattr(config, "usual_inputs", {}))
+    """Return the settings that a run has if its `config.json` lacks them: options that are newer than the run."""
+    return {option.name: option.default for option in fields(config) if option.default is not MISSING}
 
 
 def open_options(options: LaunchOptions, *names: str) -> list[str]:

@@ -43,7 +43,7 @@ class RankRecord:
     group: str = ""
     """The id of the worker group, see `run.ledger.Held`; empty outside of a launched run."""
 
-    # Inputs of the verdict. They have defaults since older checkpoints lack them.
+    # Inputs of the verdict.
     device: str = "cpu"
     has_bf16: bool = False
     """True if the device has bf16 units; otherwise the verdict does not advise bf16."""

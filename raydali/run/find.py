@@ -4,15 +4,15 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pyarrow.fs import FileType
 
 from raydali.data.sources.storage import reason
 from raydali.errors import UsageError
-from raydali.run.events import FirstCheckpoint, Left, Resumed, RunFinished
-from raydali.run.folder import CONFIG, EVENTS, USUAL_STORAGE, RunFolder
-from raydali.run.model_file import BEST, BEST_OF_EARLIER_VERSIONS
+from raydali.run.events import FirstCheckpoint, RunFinished
+from raydali.run.folder import CONFIG, EVENTS, FORM, USUAL_STORAGE, RunFolder
+from raydali.run.model_file import BEST
 
 MANIFEST, REFUSED = "manifest.json", "refused.json"
 """The file that makes a checkpoint complete, and the name that it gets if the checkpoint cannot be used."""
@@ -33,7 +33,7 @@ def look_at(folder: RunFolder) -> tuple[FolderKind, str]:
         # Without retry, so that a mistyped endpoint is reported at once.
         is_run = folder.filesystem.get_file_info(folder.path(CONFIG)).type != FileType.NotFound
         checkpoints = newest_first(folder)
-        best = [name for name in (BEST, BEST_OF_EARLIER_VERSIONS) if folder.exists(name)]
+        best = [BEST] if folder.exists(BEST) else []
         if not is_run:
             weights = [*best, *checkpoints, *(name for name in folder.files("") if name.endswith(_WEIGHTS))]
             why = f"it has {weights[0]}, but no {CONFIG}" if weights else lost_checkpoint(folder)
@@ -47,11 +47,33 @@ def look_at(folder: RunFolder) -> tuple[FolderKind, str]:
         raise UsageError(f"{folder} cannot be read: check name, credentials and endpoint: {reason(error)}") from error
 
 
+def read_settings(folder: RunFolder) -> dict[str, Any]:
+    """Return the contents of a run's config.json.
+
+    Raises:
+        UsageError: it is broken, or has another form.
+    """
+    try:
+        settings = folder.read_json(CONFIG)
+    except ValueError as error:
+        settings = f"{error}"
+    if not isinstance(settings, dict):
+        raise UsageError(
+            f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it, or delete "
+            "it if the run has no checkpoint"
+        )
+    if (form := settings.get("form")) != FORM:
+        raise UsageError(
+            f"{folder}/{CONFIG} has {f'form {form!r}' if form is not None else 'no form'}, and this version of raydali "
+            f"reads form {FORM}: use the version that began the run"
+        )
+    return settings
+
+
 def lost_checkpoint(folder: RunFolder) -> str:
     """Return a clause about a lost checkpoint of a run that has no complete one; empty if it has never saved one."""
     names = newest_first(folder)
-    events = FirstCheckpoint.event, Left.event, Resumed.event  # earlier versions wrote only the last two
-    steps = [row["step"] for row in folder.rows(EVENTS) if row["event"] in events and row["step"]]
+    steps = [row["step"] for row in folder.rows(EVENTS) if row["event"] == FirstCheckpoint.event]
     if not steps and not any(folder.exists(f"{name}/{REFUSED}") for name in names):
         return ""
     return f"its checkpoints are lost or incomplete, such as {names[0] if names else name_of(steps[-1])}"
@@ -65,7 +87,7 @@ def find_run(run: str) -> RunFolder:
             usual storage.
 
     Raises:
-        UsageError: it is no run, or cannot be read.
+        UsageError: it is no run, cannot be read, or is of another version, see `read_settings`.
     """
     place = place_of(run)
     storage, _, name = place.rpartition("/")
@@ -80,6 +102,7 @@ def find_run(run: str) -> RunFolder:
     kind, why = look_at(folder)
     if kind in ("empty", "foreign"):
         raise UsageError(f"{run} is not a run, since {why or f'it has no {CONFIG}'}: give {_others(run)}")
+    read_settings(folder)
     return folder
 
 

@@ -45,6 +45,8 @@ from raydali.run import local_files
 USUAL_STORAGE = "~/raydali-runs"
 """The folder of all runs, where --storage names no other."""
 CONFIG, EPOCHS, EVENTS = "config.json", "epochs.jsonl", "events.jsonl"
+FORM = 1
+"""The `form` in config.json: a run with another one is refused. A new setting with a default changes no form."""
 REPORT, SAMPLES = "report.html", "samples.png"
 EVALUATION, WORST = "evaluation.json", "worst.png"
 

@@ -284,7 +284,7 @@ def figures_of(summary: Mapping[str, Any]) -> str:
 
 def energy_of(summary: Mapping[str, Any]) -> str | None:
     """Return the energy in kWh, and for which share of the time it was measured if not for all; None: for none."""
-    kwh, share = summary.get("kwh"), summary.get("kwh_share")  # older ledgers have no share
+    kwh, share = summary.get("kwh"), summary.get("kwh_share")
     if kwh is None:
         return None
     return f"{kwh:.3g} kWh" + (f" (measured for {share:.1%} of the time)" if share is not None and share < 1 else "")

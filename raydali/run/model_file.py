@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MODEL, BEST = "model.json", "best/model.safetensors"
 BEST_REFERENCE = "best/reference.pt"
-BEST_OF_EARLIER_VERSIONS = "best/state.pt"
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class BestWeights:
             folder.write(BEST_REFERENCE, self.reference.content(hashlib.sha256(content).hexdigest()))
         elif folder.exists(BEST_REFERENCE):
             folder.remove(BEST_REFERENCE)
-        if folder.exists(BEST_OF_EARLIER_VERSIONS):
-            folder.remove(BEST_OF_EARLIER_VERSIONS)
         best = {"epoch": self.epoch, "metric": self.metric, "score": self.score}
         folder.write_json(MODEL, read_model(folder) | {"best": best})
 

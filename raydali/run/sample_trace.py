@@ -88,10 +88,8 @@ def drop_samples(folder: RunFolder, step: int) -> None:
 
 
 def read_samples(folder: RunFolder) -> pa.Table:
-    """Return all rows of a run in the order of the stream; earlier versions had no repeats."""
+    """Return all rows of a run in the order of the stream."""
     files = [file for file in folder.files("samples") if file.endswith(".parquet")]
     tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
-    table = pa.concat_tables([SCHEMA.empty_table(), *tables], promote_options="default")
-    repeats = table["repeat"].fill_null(0)
-    table = table.set_column(table.schema.get_field_index("repeat"), SCHEMA.field("repeat"), repeats)
+    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
     return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable

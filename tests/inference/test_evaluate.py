@@ -199,14 +199,10 @@ def test_nothing_can_be_read(run: RunFolder, copied: Path) -> None:
 
 
 def test_a_run_without_model_json(run: RunFolder, data: Path, tmp_path: Path) -> None:
-    """As an earlier version left it, its weights in a file of torch."""
     expected = evaluated(run)
     shutil.copytree(run.path(), tmp_path / "old")
     old = RunFolder(str(tmp_path), "old")
     old.remove("model.json")
-    state = dict(open_run(str(run)).weights.state)
-    old.remove("best/model.safetensors")
-    torch.save(state, f"{old.path()}/best/state.pt")
     with pytest.raises(UsageError, match=mentioning("--job")):
         evaluated(old)
     for other in (None, str(data / "val")):

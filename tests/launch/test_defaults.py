@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from jobs import imagenet
 from jobs.detection import Config as DetectionConfig
 from jobs.imagenet import Config
 from jobs.video import Config as VideoConfig
 from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.source import TrainAndVal
 from raydali.data.stream.class_mixing import ClassMixing
-from raydali.data.stream.permutation import BlockPermutation, Permutation
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, cpu_facts, fastest_precision
-from raydali.launch.defaults import Facts, defaults_of, resolve
-from raydali.launch.driver.launcher import launch
+from raydali.launch.defaults import Facts, resolve
 from raydali.launch.driver.option_checks import check_loader, crop_warning, window_warning
-from raydali.launch.driver.resume import PreviousRun, changes, previous_run
+from raydali.launch.driver.resume import PreviousRun, changes
 from raydali.launch.worker import environment
 from raydali.launch.worker.environment import resolve_on_hardware
-from raydali.report.console import Console
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning
@@ -177,8 +171,8 @@ def test_a_first_start_resizes_by_the_image_size(config: Config | VideoConfig, r
         ({"image_size": 64}, {"image_size": (32, 64), "resize_size": (256, 73)}),
     ],
 )
-def test_an_older_run_keeps_its_resize_size(now: Any, changed: Any) -> None:
-    settings = defaults_of(Config) | {"image_size": 32, "resize_size": 256, "loader": "dali"}
+def test_a_resume_keeps_its_resize_size(now: Any, changed: Any) -> None:
+    settings = asdict(resolve(Config(image_size=32, resize_size=256), {}))
     earlier = PreviousRun(dict(json.loads(json.dumps(settings))), finished=False)
     options = resolve(Config(**now), earlier.settings)
     assert changes(earlier, asdict(options), asdict(options)) == changed
@@ -213,10 +207,6 @@ def test_clips_are_normalised_as_kinetics_or_the_weights_are(settings: dict[str,
     assert (other.mean, other.std) == ((0.5, 0.4, 0.3), KINETICS_STD)
 
 
-def test_an_older_run_on_clips_was_normalised_as_kinetics() -> None:
-    assert (defaults_of(VideoConfig)["mean"], defaults_of(VideoConfig)["std"]) == (KINETICS_MEAN, KINETICS_STD)
-
-
 def test_a_resume_keeps_the_inputs_without_the_weights() -> None:
     settings = json.loads(json.dumps(asdict(resolve(Config(), {}, Facts(weights_inputs=OF_WEIGHTS)))))
     assert inputs_of(resolve(Config(), settings)) == OF_WEIGHTS
@@ -234,7 +224,6 @@ def test_a_resume_may_divide_micro_batches_again_and_again() -> None:
     """`config.json` keeps the size with which the run began, and what depends on the global batch stays."""
     begun = resolve(Config(batch_size=32), {}, Facts(samples=100, workers=(1, 1)))
     kept, orders = asdict(begun), []
-    del kept["order_batch_size"]  # a run of an earlier version
     for workers, size in ((2, 16), (4, 8), (2, 16), (1, 32), (4, 8)):
         facts = Facts(samples=100, workers=(workers, workers))
         options = resolve(resolve(Config(batch_size=size), kept), kept, facts)
@@ -282,26 +271,6 @@ class SortedSource(LabeledFiles):
     def of(cls) -> "SortedSource":
         none = np.zeros(0, np.int64)
         return cls(root="", packed_paths=none.astype(np.uint8), offsets=none, labels=SORTED, classes=("a",))
-
-
-@pytest.mark.parametrize("block", [0, 8])
-def test_an_older_run_keeps_windows_of_16_blocks(tmp_path: Path, block: int) -> None:
-    folder, config = folder_of(tmp_path), replace(IN_BLOCKS, shuffle_block=block, storage=str(tmp_path))
-    source = SortedSource.of()
-    both = TrainAndVal(source, source)
-    job = replace(imagenet.JOB, open_data=lambda _: both, describe=lambda *_: "", check=lambda _: None)
-    settings = asdict(config) | {"samples": len(SORTED), "fingerprint": "f", "resize_size": 256}
-    del settings["shuffle_window"], settings["shuffle_apart"]
-    folder.write_json("config.json", settings)
-    folder.append("events.jsonl", {"event": "finish"})
-    launch(job, config, Console())  # is not refused, and finished already
-    earlier = previous_run(folder, defaults_of(Config))
-    assert earlier is not None
-    stream = with_window(config, len(SORTED), SORTED, earlier.settings).stream(len(SORTED))
-    order = BlockPermutation(len(SORTED), 8, config.seed, 0) if block else Permutation(len(SORTED), config.seed, 0)
-    assert stream.micro_batch(1, 2).ids.tolist() == order(np.arange(80, 88)).tolist()
-    with pytest.raises(UsageError, match=mentioning("shuffle_window 0 64")) if block else nullcontext():
-        launch(job, replace(config, shuffle_window=64 if block else None), Console())
 
 
 def test_few_classes_in_a_batch_are_warned_of_with_both_numbers() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
+from raydali.launch.driver.resume import previous_run
 from raydali.run.find import find_run, look_at
-from raydali.run.folder import RunFolder
+from raydali.run.folder import FORM, RunFolder
 from tests.support.messages import mentioning
 
 
@@ -16,7 +17,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("tuned", "pets"):
         (tmp_path / "raydali-runs" / name).mkdir(parents=True)
-        (tmp_path / "raydali-runs" / name / "config.json").write_text("{}")
+        (tmp_path / "raydali-runs" / name / "config.json").write_text(f'{{"form": {FORM}}}')
     monkeypatch.chdir(tmp_path)
     return tmp_path / "raydali-runs"
 
@@ -51,6 +52,14 @@ SAVED = [{"event": "start", "step": 0}, {"event": "checkpoint", "step": 20}]
 """Events of a run that has saved a checkpoint."""
 
 
+@pytest.mark.parametrize(("settings", "what"), [({}, "no form"), ({"form": FORM + 1}, f"form {FORM + 1}")])
+def test_a_run_of_another_form_is_refused(folder: RunFolder, settings: dict[str, int], what: str) -> None:
+    folder.write_json("config.json", settings)
+    for read in (lambda: find_run(str(folder)), lambda: previous_run(folder)):
+        with pytest.raises(UsageError, match=mentioning(f"config.json has {what}, reads form {FORM}")):
+            read()
+
+
 @pytest.mark.parametrize(
     ("files", "events", "kind", "why"),
     [
@@ -64,13 +73,8 @@ SAVED = [{"event": "start", "step": 0}, {"event": "checkpoint", "step": 20}]
         (["config.json"], [], "run", ""),
         (["config.json", STATE, "epochs.jsonl"], SAVED[:1], "run", ""),  # killed before its first checkpoint
         (["config.json", STATE, MANIFEST, WEIGHTS], SAVED, "run", ""),
-        (["config.json", STATE, MANIFEST, WEIGHTS], [], "run", ""),  # of an earlier version, as the next six
-        (["config.json"], [{"event": "left", "step": 0}], "run", ""),
-        (["config.json"], [{"event": "left", "step": 20}], "stuck", "checkpoint_000000020"),
-        (["config.json", STATE], [{"event": "resume", "step": 20}], "stuck", "checkpoint_000000040"),
         (["config.json", "checkpoint_000000040/refused.json"], [], "stuck", "checkpoint_000000040"),
         (["config.json", STATE, WEIGHTS], [], "stuck", WEIGHTS),
-        (["config.json", "best/state.pt"], [], "stuck", "best/state.pt"),
         (["config.json", STATE], SAVED, "stuck", "checkpoint_000000040"),
         (["config.json"], SAVED, "stuck", "checkpoint_000000020"),
         (["config.json", WEIGHTS], [*SAVED, {"event": "finish"}], "run", ""),
@@ -80,7 +84,7 @@ def test_what_a_folder_is(
     folder: RunFolder, files: list[str], events: list[dict[str, Any]], kind: str, why: str
 ) -> None:
     for file in files:
-        folder.write(file, b"{}")
+        folder.write(file, b'{"form": %d}' % FORM)
     for row in events:
         folder.append("events.jsonl", row)
     is_now, reason = look_at(folder)

@@ -18,7 +18,7 @@ import pytest
 from raydali.data.sources.labeled import LabeledFiles
 from raydali.errors import StorageAway, UsageError
 from raydali.run.find import find_run
-from raydali.run.folder import RunFolder
+from raydali.run.folder import FORM, RunFolder
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning
 
@@ -243,7 +243,7 @@ def test_a_folder_of_another_user_is_named_with_its_owner() -> None:
         storage.chmod(0o755)
         for name, mode in (("open", 0o755), ("closed", 0o700)):
             (storage / name).mkdir(mode)
-            (storage / name / "config.json").write_text("{}")
+            (storage / name / "config.json").write_text(f'{{"form": {FORM}}}')
         calls: list[tuple[str, Callable[[], object]]] = [
             (f"--storage {storage} {storage}/open belongs", RunFolder(temporary, "open").create),
             (f"--storage {storage} {storage} belongs", RunFolder(temporary, "new").create),

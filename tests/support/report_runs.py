@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from raydali.run.folder import RunFolder
+from raydali.run.folder import FORM, RunFolder
 from tests.support.records import rank_record
 
 BEGUN = 1_790_000_000.0
@@ -70,7 +70,7 @@ def event(kind: str, after: float, **facts: Any) -> dict[str, Any]:
 
 def write(folder: RunFolder, records: list[Any], events: list[Any], **settings: Any) -> None:
     """Write the files of a run."""
-    folder.write_json("config.json", {"epochs": 10, "model": "resnet18", "name": folder.name} | settings)
+    folder.write_json("config.json", {"form": FORM, "epochs": 10, "model": "resnet18", "name": folder.name} | settings)
     for file, rows in (("epochs.jsonl", records), ("events.jsonl", events)):
         if rows:
             folder.write(file, b"".join(json.dumps(row).encode() + b"\n" for row in rows))

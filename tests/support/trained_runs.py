@@ -16,7 +16,7 @@ from raydali.inference.parts import Part
 from raydali.launch.defaults import resolve
 from raydali.launch.driver.starting_weights import model_facts
 from raydali.launch.options import LaunchOptions
-from raydali.run.folder import CONFIG, RunFolder
+from raydali.run.folder import CONFIG, FORM, RunFolder
 from raydali.run.model_file import BestWeights, write_model
 
 
@@ -60,7 +60,9 @@ def started_run(
     """
     folder = RunFolder(str(storage), name)
     folder.create()
-    settings = asdict(resolve(config, {})) | {"samples": 0, "fingerprint": None, "weights_sha256": None} | more
+    settings = (
+        asdict(resolve(config, {})) | {"form": FORM, "samples": 0, "fingerprint": None, "weights_sha256": None} | more
+    )
     folder.write_json(CONFIG, settings)
     assert job.__file__ is not None
     write_model(folder, model_facts(job.__file__, [*zip(classes, count(first_label), strict=False)], settings, None))

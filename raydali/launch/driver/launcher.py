@@ -39,7 +39,7 @@ from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.data_contents import check_contents, write_contents
 from raydali.run.events import SettingsChanged
-from raydali.run.folder import CONFIG, EVENTS, RunFolder
+from raydali.run.folder import CONFIG, EVENTS, FORM, RunFolder
 from raydali.run.model_file import write_model
 from raydali.text import plural
 
@@ -209,5 +209,5 @@ def _model_facts(
 
 
 def _settings(options: LaunchOptions, data: TrainAndVal[Any], sha256: str | None) -> dict[str, Any]:
-    facts = {"samples": len(data.train), "fingerprint": data.train.fingerprint, SHA256: sha256}
+    facts = {"form": FORM, "samples": len(data.train), "fingerprint": data.train.fingerprint, SHA256: sha256}
     return asdict(options) | facts

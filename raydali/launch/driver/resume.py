@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.run.find import look_at
-from raydali.run.folder import CONFIG, EVENTS, RunFolder
+from raydali.run.find import look_at, read_settings
+from raydali.run.folder import EVENTS, RunFolder
 from raydali.text import plural
 
 SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "exclude"
@@ -41,25 +41,11 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
         remedy = "restore one" if kind == "stuck" else "move it away"
         raise UsageError(f"{folder} cannot be trained: {why}: {remedy}, or give another --name")
     events = folder.rows(EVENTS)
-    return PreviousRun(read_settings(folder, defaults), finished=any(row["event"] == "finish" for row in events))
-
-
-def read_settings(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the settings of a run, with `defaults` for what its version did not know.
-
-    Raises:
-        UsageError: `config.json` is broken.
-    """
     try:
-        settings = folder.read_json(CONFIG)
-    except ValueError as error:
-        settings = f"{error}"
-    if isinstance(settings, dict):
-        return _as_json(defaults or {}) | settings
-    raise UsageError(
-        f"{folder}/{CONFIG} is {'empty' if not folder.read(CONFIG).strip() else 'broken'}: restore it, or give "
-        "another --name; if the run has no checkpoint, delete it to start from the beginning"
-    )
+        settings = _as_json(defaults or {}) | read_settings(folder)
+    except UsageError as error:
+        raise UsageError(f"{error}, or give another --name") from error
+    return PreviousRun(settings, finished=any(row["event"] == "finish" for row in events))
 
 
 def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> None:

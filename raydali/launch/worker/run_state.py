@@ -102,8 +102,8 @@ class RunState:
             self._best = checkpoint["best"]
             if checkpoint["ceiling_of"] == self._ceiling_of:
                 self.ceiling = checkpoint["ceiling"]
-                self.flops_per_image = checkpoint.get("flops_per_image")  # older checkpoints lack both
-                self.gpu_busy = checkpoint.get("gpu_busy")
+                self.flops_per_image = checkpoint["flops_per_image"]
+                self.gpu_busy = checkpoint["gpu_busy"]
             self._read = checkpoint["state"]
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
-from raydali.measure.ceiling import VOID_ABOVE
 from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 from raydali.run.folder import CONFIG, EPOCHS, EVALUATION, EVENTS, SAMPLES, WORST, RunFolder
 from raydali.run.ledger import LEDGER, parts_of
@@ -68,11 +67,6 @@ class Epoch:
         if epoch is None or not 0 <= epoch < 1e9:
             return None
         values = _numbers(record) | _numbers(record.get("validation"), VALIDATION)
-        if values.get("of_ceiling", 0.0) > VOID_ABOVE:  # measured by an earlier version on a busy machine
-            del values["of_ceiling"]
-            values.pop("ceiling_images_per_second", None)
-        elif "of_ceiling" in values:
-            values["of_ceiling"] = min(values["of_ceiling"], 1.0)
         verdict = record.get("verdict")
         return cls(int(epoch), values, verdict if isinstance(verdict, str) and verdict.strip() else None)
 
@@ -198,7 +192,7 @@ class History:
     @property
     def best(self) -> tuple[str, float, int] | None:
         """Metric, score and epoch of the weights in best/; None if model.json does not say it."""
-        with suppress(Exception):  # runs of earlier versions have none
+        with suppress(Exception):  # there is none before the first epoch ends
             found = json.loads(self.files[MODEL])["best"]
             return str(found["metric"]), float(found["score"]), int(found["epoch"])
         return None
@@ -206,7 +200,7 @@ class History:
     @property
     def ledger(self) -> Mapping[str, Any] | None:
         """The contents of `ledger.json`; None if there is none that can be read."""
-        with suppress(Exception):  # runs of earlier versions have none
+        with suppress(Exception):  # there is none before the run ends
             found: Mapping[str, Any] = json.loads(self.files[LEDGER])
             if found["groups"]:
                 parts_of(found)

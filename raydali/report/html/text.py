@@ -174,7 +174,7 @@ def environment(history: History) -> dict[str, str]:
                 if not values or value != list(values.values())[-1]:
                     values[f"from step {count(step)}: " if step else ""] = value
     texts = {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
-    with suppress(Exception):  # runs of earlier versions, and of other tasks, have none
+    with suppress(Exception):  # runs of other tasks have none
         model = json.loads(history.files[MODEL])
         pairs = zip(model["classes"], model["samples_of_classes"], strict=True)
         texts["samples of each class"] = shortened(", ".join(f"{name} {n:,}" for name, n in pairs))

@@ -26,8 +26,8 @@ from raydali.train.weights.preprocessing import Preprocessing, of_file, publishe
 
 State = dict[str, torch.Tensor]
 DEFAULT = "default"
-_BEST = "best/model.safetensors", "best/state.pt"
-"""Where a run keeps its best weights; the second one is of earlier versions."""
+_BEST = "best/model.safetensors"
+"""Where a run keeps its best weights."""
 _KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
 """Training programs keep the weights under these keys. Averaged weights, which they validate, come first."""
 _SECONDS = 20
@@ -95,27 +95,26 @@ def _of_file(path: str, model: str) -> Weights:
 def _of_run(folder: str) -> Weights:
     if _read(f"{folder}/config.json", f"the run {folder}") is None:
         raise UsageError(f"--weights {folder} is a folder without config.json, so no run: give a run, or a file in it")
-    for name in _BEST:
-        content = _read(f"{folder}/{name}", f"the run {folder}")
-        if content is not None:
-            state, _ = read_state(content, f"{folder}/{name}")
-            preprocessing, classes = _facts(folder)
-            return Weights(f"{folder}/{name}", hashlib.sha256(content).hexdigest(), state, preprocessing, classes)
-    raise UsageError(f"--weights {folder}: this run has no {_BEST[0]} yet, which is written after its first epoch")
+    file = f"{folder}/{_BEST}"
+    content = _read(file, f"the run {folder}")
+    if content is None:
+        raise UsageError(f"--weights {folder}: this run has no {_BEST} yet, which is written after its first epoch")
+    state, _ = read_state(content, file)
+    return Weights(file, hashlib.sha256(content).hexdigest(), state, *_facts(folder))
 
 
 def _facts(folder: str) -> tuple[Preprocessing, tuple[str, ...] | None]:
     """Return what the weights of a run expect, and its classes."""
     content = _read(f"{folder}/model.json", f"the run {folder}")
     if content is None:
-        return Preprocessing(), None  # what is usual for the job, as in all runs of earlier versions
+        return Preprocessing(), None  # what is usual for the job
     try:
         facts: dict[str, Any] = dict(json.loads(content))
         return Preprocessing.from_json(facts), tuple(map(str, facts["classes"])) if "classes" in facts else None
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"{folder}/model.json is broken ({error_line(repr(error))[:60]}): restore it, or give the file alone, "
-            f"--weights {folder}/{_BEST[0]}"
+            f"--weights {folder}/{_BEST}"
         ) from error
 
 

@@ -14,11 +14,18 @@ from raydali.launch.driver.plan import with_largest_batch
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
 from raydali.launch.options import PLACEMENT_OPTIONS
 from raydali.report.console import Console
-from raydali.run.folder import RunFolder
+from raydali.run.folder import FORM, RunFolder
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
 
-SETTINGS: dict[str, Any] = {"model": "resnet50", "seed": 0, "epochs": 90, "global_batch_size": 512, "workers": "2"}
+SETTINGS: dict[str, Any] = {
+    "form": FORM,
+    "model": "resnet50",
+    "seed": 0,
+    "epochs": 90,
+    "global_batch_size": 512,
+    "workers": "2",
+}
 FIXED = ("model", "seed", "epochs", "global_batch_size")
 
 
@@ -107,7 +114,7 @@ def test_a_divided_micro_batch_is_told_with_what_changes() -> None:
 
 def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    folder.write_json("config.json", {"model": "a"})
+    folder.write_json("config.json", {"form": FORM, "model": "a"})
     earlier = previous_run(folder, {"model": "b", "area": (0.1, 1.0), "ratio": 1})
     assert earlier is not None
     changed = changes(earlier, {"model": "a", "area": (0.1, 1.0), "ratio": 2}, ["model", "area", "ratio"])

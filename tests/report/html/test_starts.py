@@ -137,15 +137,6 @@ def test_what_the_first_start_chose_is_shown_as_a_setting() -> None:
     assert made.status == "starting" and "precision fp32" in text(run_page(made))
 
 
-def test_a_share_that_no_ceiling_allows_is_not_shown() -> None:
-    """Of runs of earlier versions; newer ones have null there."""
-    rows = [record(0), record(1)]
-    assert history(rows).of_ceiling == pytest.approx(0.8)
-    rows[1] |= {"of_ceiling": 11.529, "ceiling_images_per_second": rows[1]["images_per_second"] / 11.529}
-    assert history(rows).of_ceiling == pytest.approx(0.8)
-    assert "1,152.9%" not in text(run_page(history(rows))) and "1152.9%" not in text(run_page(history(rows)))
-
-
 def test_the_phases_of_a_start_are_in_its_line() -> None:
     made = history([record(0)], [start(5, phases={"imports": 3.2, "compile": 61.0, "odd": "x"})])
     assert "cpu; imports 3.2 s, compile 1 min 1 s" in text(run_page(made))

@@ -205,13 +205,6 @@ def test_a_run_tells_its_classes_and_preprocessing(tmp_path: Path) -> None:
     assert weights.preprocessing == Preprocessing((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), 32, 36, "bicubic")
 
 
-def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
-    weights = read_weights(make_run(tmp_path / "run", "state.pt"), "digits")
-    assert_is_state(weights.state)
-    assert weights.classes is None
-    assert weights.preprocessing == Preprocessing()
-
-
 def test_what_is_no_finished_run(tmp_path: Path) -> None:
     refused(tmp_path, f"{tmp_path} config.json")
     refused(make_run(tmp_path / "young", None), "best/model.safetensors")

@@ -6,7 +6,6 @@ the cache, and lists of absolute paths share one.
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -23,7 +22,7 @@ from raydali.data.sources.listing import folder_entries
 from raydali.data.sources.video.packets import Orientation, VideoInfo, read_video_info
 from raydali.extras import require_extra
 
-_VERSION = b"1"  # another one for another content of the cached file
+_VERSION = b"2"  # another one for another content of the cached file
 _THREADS = 32
 _UNKNOWN = -1, -1
 A = TypeVar("A")
@@ -174,10 +173,7 @@ class _Cached:
     def read(cls, place: str) -> Self:
         """Read a cache file; empty if there is none, or an incomplete one."""
         for held in cached_arrays(place):
-            try:
-                table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
-            except KeyError:  # an earlier version's
-                continue
+            table = VideoTable(**{field.name: held[field.name] for field in fields(VideoTable)})
             return cls(held["names"].tobytes().split(b"\0") if len(table) else [], held["stamps"], table)
         return cls([], np.zeros((0, 2), np.int64), VideoTable.from_infos([]))
 
@@ -196,8 +192,7 @@ class _Cached:
         others = [row for row, name in enumerate(self.names) if name not in there]
         arrays = vars(table.take(np.concatenate([np.array(others, np.int64), rows])))
         packed = np.frombuffer(b"\0".join([*(self.names[row] for row in others), *names]), np.uint8)
-        used = np.full(len(others) + len(names), int(time.time() // 86400))  # the day, which version 0.2.0 looks for
-        cache_arrays(place, names=packed, stamps=np.concatenate([self.stamps[others], stamps]), used=used, **arrays)
+        cache_arrays(place, names=packed, stamps=np.concatenate([self.stamps[others], stamps]), **arrays)
 
 
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:

@@ -72,31 +72,6 @@ def test_a_video_is_opened_once(videos: Path, opened: list[str]) -> None:
     assert not opened
 
 
-def test_an_index_of_an_earlier_version_is_made_anew(videos: Path, opened: list[str], cache: Path) -> None:
-    first = index(videos)
-    (kept,) = cache.iterdir()
-    with np.load(kept) as held:
-        arrays = {name.replace("keyframe_pts", "key_times"): held[name] for name in held.files}
-    np.savez(kept, **arrays)
-    for opening in ({*LENGTHS}, set()):  # it is replaced at once
-        opened.clear()
-        assert_same(index(videos), first)
-        assert {*opened} == opening
-
-
-def test_an_index_without_orientations_is_made_anew(videos: Path, opened: list[str], cache: Path) -> None:
-    write_video(videos / "b/1.mp4", moving(24), "h264", rotation=(90, False, False))
-    first = index(videos)
-    assert first.orientations.any(1).tolist() == [False, False, True, False]
-    (kept,) = cache.iterdir()
-    with np.load(kept) as held:
-        arrays = {name: held[name] for name in held.files if name != "orientations"}
-    np.savez(kept, **arrays)
-    opened.clear()
-    assert_same(index(videos), first)
-    assert {*opened} == {*LENGTHS}
-
-
 def test_what_is_new_or_changed_is_opened_alone(videos: Path, opened: list[str]) -> None:
     index(videos)
     opened.clear()
