@@ -52,7 +52,6 @@ class Config(RecipeOptions, RegularizationOptions, ClassifierOptions, MultiLabel
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
-    keeps_resident = True
 
     model: str = "resnet50"
     """Name of a torchvision classification model; timm:NAME; MODULE:FUNCTION, which is called with num_classes; or,

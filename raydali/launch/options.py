@@ -220,8 +220,6 @@ class TrainingOptions(LaunchOptions):
 
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""
-    keeps_resident: ClassVar[bool] = False
-    """True if the job's images may stay on the device (`--loader resident`)."""
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
     """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of launch/defaults.py."""
 
@@ -244,9 +242,9 @@ class TrainingOptions(LaunchOptions):
     """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
     ceiling: bool = True
     """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
-    loader: Literal["dali", "torch", "resident", "synthetic"] | None = None
-    """Loader: dali; torch (PyTorch's DataLoader); resident (images of one size, decoded once and kept on the device);
-    synthetic (one batch that stays on the device). Default: dali if it is installed, else torch."""
+    loader: Literal["dali", "torch", "synthetic"] | None = None
+    """Loader: dali; torch (PyTorch's DataLoader); synthetic (one batch that stays on the device). Default: dali if it
+    is installed, else torch."""
     profile_steps: str | None = None
     """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
     exclude: str | None = None
@@ -263,8 +261,6 @@ class TrainingOptions(LaunchOptions):
             raise UsageError(
                 "--fused needs --compile, which puts fused operations into the model: give both, or neither"
             )
-        if self.loader == "resident" and not self.keeps_resident:
-            raise UsageError("--loader resident is for classifiers of images: give --loader dali or torch")
 
     @cached_property
     def profiled(self) -> range | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.accuracy.side_by_side import side_by_side
 
 BASE = (
-    *("--recipe", "fashion", "--loader", "resident", "--model", "resnet9", "--batch-size", "512"),
+    *("--recipe", "fashion", "--model", "resnet9", "--batch-size", "512"),
     *("--global-batch-size", "512", "--warmup-epochs", "2", "--ema-decay", "0.99", "--augment", "shift:4"),
     *("--optimizer", "sgd", "--learning-rate", "0.8", "--weight-decay", "5e-4"),
 )

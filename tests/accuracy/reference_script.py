@@ -45,7 +45,7 @@ def options_of_raydali(data: str, epochs: int) -> list[str]:
         *("--learning-rate", "0.1", "--no-nesterov", "--schedule", f"step:{max(1, epochs // 2)},0.1"),
         *("--warmup-epochs", "0", "--weight-decay", "1e-4", "--no-decay", "none", "--label-smoothing", "0.1"),
         *("--augment", "trivial", "--erase", "0.1", "--image-size", str(SIZE), "--resize-size", str(RESIZED)),
-        *("--precision", "fp32", "--no-compile", "--loader", "resident"),
+        *("--precision", "fp32", "--no-compile"),
     ]
 
 

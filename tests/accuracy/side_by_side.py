@@ -1,6 +1,6 @@
 """Trainings of jobs/imagenet.py side by side on the GPUs of this machine, without Ray, which gives a GPU to one worker.
 
-    python -m tests.accuracy.side_by_side --seeds 5 --folder runs -- --data DIR --recipe fashion --loader resident
+    python -m tests.accuracy.side_by_side --seeds 5 --folder runs -- --data DIR --recipe fashion --compile
 
 What follows `--` are options of jobs/imagenet.py. Each seed is a process, on GPU number seed modulo their number, or on
 CPUs. It prints the accuracies after the last epoch with their mean and deviation, and the seconds of training: those of

@@ -69,14 +69,13 @@ class InputPrefetcher:
     Args:
         loader: whose source, quarantine and timers it uses.
         pipeline: makes the inputs.
-        threads: number of threads; more than one hides the latency of files, and costs time if none are read.
     """
 
-    def __init__(self, loader: Loader, pipeline: Pipeline[Any], *, threads: int = PREFETCHED_INPUTS) -> None:
+    def __init__(self, loader: Loader, pipeline: Pipeline[Any]) -> None:
         self._source, self._pipeline, self._quarantine = loader.source, pipeline, loader.quarantine
         self._waits = loader.waits
         self._running = loader.python.running if pipeline.inputs_are == "python" else nullcontext
-        self._threads = ThreadPoolExecutor(threads)
+        self._threads = ThreadPoolExecutor(PREFETCHED_INPUTS)
         self._prepared: Iterator[PreparedInputs] = iter(())
         self._pending: deque[tuple[MicroBatch, Future[PreparedInputs]]] = deque()
         self._failures = 0

@@ -1,8 +1,7 @@
-"""The interface of the loaders, which turn micro-batches of ids into batches of device tensors. There are four.
+"""The interface of the loaders, which turn micro-batches of ids into batches of device tensors. There are three.
 
     dali        dali_loader.py: reads, decodes and augments in C++ and on the GPU
     torch       torch_loader.py: Pillow and torchvision in worker processes over the same stream, the baseline
-    resident    resident_loader.py: all images decoded once, at the start, and kept on the device
     synthetic   make.py: one resident batch again and again, the ceiling that no loader can pass
 
 A loader knows no Ray: rank and world size are integers.

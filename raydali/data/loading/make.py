@@ -14,7 +14,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.video import Clips
 from raydali.extras import require_dali
 
-LoaderName = Literal["dali", "torch", "resident", "synthetic"]
+LoaderName = Literal["dali", "torch", "synthetic"]
 _DECODERS_PER_ENGINE = 1.5
 """Measured: fewer leave engines idle, more wait for each other in the interpreter."""
 _PREFETCHED = 2
@@ -44,10 +44,6 @@ def make_loader(
         from raydali.data.loading.torch_loader import TorchLoader
 
         return TorchLoader(source, pipeline, order, **options)
-    if name == "resident":
-        from raydali.data.loading.resident_loader import ResidentLoader
-
-        return ResidentLoader(source, pipeline, order, **options)
     require_dali("the loader dali", "use the loader torch")
     from raydali.data.loading.dali_loader import DaliLoader
 

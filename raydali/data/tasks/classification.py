@@ -156,15 +156,6 @@ class TrainImages(RandomCrops, Images):
         plans = (torch.from_numpy(plan[0]) for plan in self.plans(np.array([id]), np.array([epoch])))
         return *_tensors(F.horizontal_flip(image) if flips[0] else image, source, id), *plans
 
-    def from_decoded(self, images: "torch.Tensor", *inputs: "torch.Tensor") -> tuple["torch.Tensor", ...]:
-        """Return the same crops and flips of decoded images of one size, and labels and plans."""
-        starts, sizes, _, flips, *others = inputs
-        images = crops.resized_windows(images, starts, sizes, (self.image_size, self.image_size), self.interpolation)
-        if flips.any():
-            flipped = flips.to(images.device, non_blocking=True).bool()[:, None, None, None]
-            images = images.where(~flipped, images.flip(-1))
-        return images, *others
-
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
@@ -204,16 +195,6 @@ class ValidationImages(ResizedImages, Images):
         start, end, labels = inputs[1:]
         filter = dali_ops.FILTERS[self.interpolation]
         return fn.resize(images, size=(side, side), roi_start=start, roi_end=end, interp_type=filter), labels.gpu()
-
-    def from_decoded(self, images: "torch.Tensor", *inputs: "torch.Tensor") -> tuple["torch.Tensor", ...]:
-        """Return the same crops of decoded images of one size, and labels."""
-        import torch
-
-        whole, side = np.array([images.shape[2:]]), self.image_size
-        ((height, width),) = crops.centre(whole, self.shorter_side, side)[0].tolist()
-        windows = torch.zeros(1, 2), torch.from_numpy(whole)
-        images = crops.resized_windows(images, *windows, (height, width), self.interpolation, centre=side)
-        return images, *inputs
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from raydali.data.sources.reading import Cause
 from raydali.data.sources.source import Source
-from raydali.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -101,18 +100,6 @@ class Pipeline(Protocol[AnySource]):
             device: where the graph runs.
         """
         ...
-
-    def from_decoded(self, images: "torch.Tensor", *inputs: "torch.Tensor") -> tuple["torch.Tensor", ...]:
-        """Return the outputs of the graph from decoded images of one size, for `--loader resident`.
-
-        Args:
-            images: (N, 3, H, W) uint8, on the device of training. Nothing may wait for it.
-            inputs: the result of `compute_crops` for the CPU, on the host, pinned if the device is a GPU.
-
-        Raises:
-            UsageError: this task has no resident images.
-        """
-        raise UsageError("--loader resident is for classifiers of images: give --loader dali or torch")
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Return the tensors of a batch as the loader yields them, from those of the graph or of `sample`.

@@ -1,4 +1,4 @@
-"""All four loaders on the CPU: the stream's batches, states, ends, and nothing left behind."""
+"""All three loaders on the CPU: the stream's batches, states, ends, and nothing left behind."""
 
 import gc
 import multiprocessing
@@ -28,7 +28,7 @@ from raydali.errors import DataError
 from tests.support.pictures import assert_like_pillow, encoded, files, photograph
 
 NAMES: tuple[LoaderName, ...] = get_args(LoaderName)
-DECODING: tuple[LoaderName, ...] = ("dali", "torch", "resident")
+DECODING: tuple[LoaderName, ...] = ("dali", "torch")
 
 STREAM = Stream(samples=30, epochs=2, batch_size=4, global_batch_size=12, seed=1)
 PASS = OrderedPass(samples=30, batch_size=8)
@@ -38,21 +38,9 @@ VALIDATION = ValidationImages(image_size=32, resize_size=40)
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[LabeledFiles, LabeledFiles]:
-    """Images of many sizes, and of one."""
-
-    def made(growth: int) -> LabeledFiles:
-        sizes = ((60 + growth * i, 90 - growth * i) for i in range(30))
-        images = (photograph(("china", "flower")[i % 2], size) for i, size in enumerate(sizes))
-        return files(tmp_path_factory.mktemp("images"), **{str(i): encoded(image) for i, image in enumerate(images)})
-
-    return made(1), made(0)
-
-
-@pytest.fixture
-def source(sources: tuple[LabeledFiles, LabeledFiles], request: pytest.FixtureRequest) -> LabeledFiles:
-    callspec = getattr(request.node, "callspec", None)
-    return sources[callspec is not None and callspec.params.get("name") == "resident"]
+def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
+    images = (photograph(("china", "flower")[i % 2], (60 + i, 90 - i)) for i in range(30))
+    return files(tmp_path_factory.mktemp("images"), **{str(i): encoded(image) for i, image in enumerate(images)})
 
 
 def images_by_sample(batches: list[Batch]) -> dict[tuple[int, int], torch.Tensor]:
@@ -118,7 +106,7 @@ def test_a_rank_without_batches_begins_ahead_too(source: LabeledFiles) -> None:
         assert list(loader) == []
 
 
-@pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("resident", 4), ("synthetic", None)])
+@pytest.mark.parametrize(("name", "most"), [("dali", 4), ("torch", 3), ("synthetic", None)])
 def test_how_many_batches_lie_ready(name: LoaderName, most: int | None, source: LabeledFiles) -> None:
     with make_loader(name, source, TRAIN, STREAM) as loader:
         assert loader.prepared_batches in (0, None)
