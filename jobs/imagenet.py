@@ -1,4 +1,4 @@
-"""Train an image classifier on class folders, such as ImageNet, lists, tar shards, TFRecord, Parquet or IDX files.
+"""Train an image classifier on class folders, such as ImageNet, lists, tar shards, TFRecord or Parquet files.
 
     python jobs/imagenet.py                                          the built-in digits, on this machine
     python jobs/imagenet.py --data ~/pets                            class folders, of which a tenth validates
@@ -9,7 +9,6 @@
     python jobs/imagenet.py --data 'train-{000..146}.tar' --val-data 'val-*.tar'      shards, as in WebDataset
     python jobs/imagenet.py --data 'train-*-of-*' --val-data 'validation-*-of-*'      TFRecord files
     python jobs/imagenet.py --data 'train-*.parquet' --val-data 'test-*.parquet'     Parquet, or its cloned folder
-    python jobs/imagenet.py --data ~/fashion-mnist                   IDX files, as of MNIST
     ray job submit --working-dir . -- python jobs/imagenet.py ...    on a cluster
 
 Every worker runs the training loop in `train`. The commands evaluate, predict, export and preview use the same

@@ -40,8 +40,8 @@ class Prepare:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord, Parquet or IDX files, or a list with
-    a line path,label per image."""
+    """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord or Parquet files, or a list with a
+    line path,label per image."""
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
     """Folder or URI for the copy: a new one, or one that the same command has started to fill."""
     to: Literal["folder", "tar", "parquet"] = "folder"

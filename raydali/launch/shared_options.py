@@ -203,8 +203,8 @@ class LabeledDataOptions(TrainingOptions):
     """Samples with labels: class folders, lists or shards."""
 
     data: str | None = None
-    """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards, or
-    of IDX files; or a list, shards, or Parquet files. Default: built-in samples."""
+    """Folder or URI (s3://, gs://) of class folders, or with train/ and val/, each with class folders or tar shards; or
+    a list, shards, or Parquet files. Default: built-in samples."""
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
     a pattern such as `shard-{000..146}.tar` or `validation-*.parquet`."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import Files, digest
-from raydali.data.sources.idx import IdxImages
 from raydali.data.sources.shards import Shards
 from raydali.data.sources.source import Source
 from raydali.data.sources.storage import ObjectPart
@@ -101,9 +100,9 @@ def sample(number: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def indexes_of(source: Source) -> list[Files | Shards]:
-    """Return the indexes of a source: of pairs two; none if contents are in its fingerprint, or it is a user's own."""
+    """Return the indexes of a source: of pairs two; none if it is a user's own."""
     parts = [source, *(getattr(source, name, None) for name in ("inputs", "targets", "videos"))]
-    return [part for part in parts if isinstance(part, Files | Shards) and not isinstance(part, IdxImages)]
+    return [part for part in parts if isinstance(part, Files | Shards)]
 
 
 def _contents_of(files: Files | Shards) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 def main() -> None:
     """Read the arguments, and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of the IDX files")
+    parser.add_argument("--data", required=True, help="folder with Fashion-MNIST as Parquet")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the runs are saved")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--epochs", type=int, default=16, help="epochs of each run")

@@ -2,8 +2,9 @@
 
     python -m tests.accuracy.reference_script --script VISION/references/classification/train.py --data DIR --seeds 3
 
-DIR has class folders in train/ and val/; --make IDX makes them first, of the IDX files in the folder IDX. The recipe is
-ResNet-18 with crops, flips, TrivialAugment, erasing and label smoothing, in fp32. raydali reads the same files.
+DIR has class folders in train/ and val/; --make PARQUET makes them first, of the Parquet files in that folder. The
+recipe is ResNet-18 with crops, flips, TrivialAugment, erasing and label smoothing, in fp32. raydali reads the same
+files.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def accuracy_of_script(script: Path, seed: int, options: Sequence[str]) -> float
 
 
 def make_folders(of: str, root: Path) -> None:
-    """Write the images of IDX files as PNG class folders, train/ and val/."""
+    """Write the images of Parquet files as PNG class folders, train/ and val/."""
     for split, source in zip(("train", "val"), train_and_val(of), strict=True):
         for id, label in enumerate(source.labels.tolist()):
             path = root / split / source.classes[label] / f"{id:06d}.png"
@@ -76,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", type=Path, required=True, help="train.py of torchvision's references")
     parser.add_argument("--data", required=True, help="class folders, train/ and val/")
-    parser.add_argument("--make", help="IDX files, of which --data is made first")
+    parser.add_argument("--make", help="folder of Parquet files, of which --data is made first")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where raydali's runs are saved")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, all at once")
     parser.add_argument("--epochs", type=int, default=6, help="epochs of each run")

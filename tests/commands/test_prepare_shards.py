@@ -24,7 +24,6 @@ from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, damage, jpeg
 from tests.support.disks import small_disk
-from tests.support.idx_files import pictures, write_idx
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.parquets import write_parquet
@@ -144,17 +143,17 @@ def test_other_sources(kind: str, to: str, images: list[bytes], tmp_path: Path) 
 
 @pytest.mark.parametrize("to", ["tar", *SLOWER])
 def test_sources_without_names_of_files(to: str, images: list[bytes], tmp_path: Path) -> None:
-    """TFRecord files, and both splits of IDX files, whose images become PNM files."""
+    """TFRecord files, and both splits of Parquet files, whose grey images are PNM files."""
     records = tmp_path / "of.tfrecord"
     records.write_bytes(tfrecords((image, i // 6) for i, image in enumerate(images)))
-    for split, count in (("train", 8), ("t10k", 4)):
-        labels = np.arange(count, dtype=np.uint8) // (count // 2)
-        write_idx(tmp_path / "idx", split, pictures(count), labels)
+    for split, count in (("train", 8), ("test", 4)):
+        grey = [encoded(photograph(size=(40 + i, 30)).convert("L"), "PPM") for i in range(count)]
+        write_parquet(tmp_path / f"rows/{split}.parquet", grey, [i // (count // 2) for i in range(count)])
     prepare(records, tmp_path / "of-records", to)
     assert samples(labeled_images(str(tmp_path / "of-records"))) == samples(labeled_images(str(records)))
-    prepare(tmp_path / "idx", tmp_path / "of-idx", to)
-    given, made = (train_and_val(str(tmp_path / name)) for name in ("idx", "of-idx"))
-    assert [*map(samples, made)] == [*map(samples, given)]
+    prepare(tmp_path / "rows", tmp_path / "of-rows", to)
+    rows, made = (train_and_val(str(tmp_path / name)) for name in ("rows", "of-rows"))
+    assert [*map(samples, made)] == [*map(samples, rows)]
     assert made[0].path(0).endswith("#0" if to == "parquet" else "0.ppm")
 
 

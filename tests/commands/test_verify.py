@@ -20,7 +20,6 @@ from raydali.data.sources.labeled import LabeledFiles
 from raydali.data.sources.tar import TarShards
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, KINDS, folder, jpeg
-from tests.support.idx_files import pictures, write_idx
 from tests.support.messages import mentioning, mentions
 from tests.support.parquets import write_parquet
 from tests.support.pictures import photograph
@@ -107,13 +106,6 @@ def test_a_folder_cloned_from_hugging_face(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(DataError, match=mentioning("1 5 broken")):
         main(Verify(data=str(data), workers=1))
     assert mentions(capsys.readouterr().out, f"{data}/data/test-00000-of-00001.parquet#1 GIF")
-
-
-def test_idx_files_of_training_and_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for split, count in (("train", 4), ("t10k", 2)):
-        write_idx(tmp_path, split, pictures(count), np.arange(count, dtype=np.uint8) % 2)
-    main(Verify(data=str(tmp_path), workers=1))
-    assert "6 samples, none broken" in capsys.readouterr().out
 
 
 def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:

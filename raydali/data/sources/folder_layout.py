@@ -5,7 +5,6 @@ from pathlib import Path
 
 from raydali.data.sources import storage
 from raydali.data.sources.files import absolute
-from raydali.data.sources.idx import idx_folder
 from raydali.data.sources.listing import entries_or_none, folder_entries
 from raydali.data.sources.parquet import parquet_folder
 from raydali.data.sources.tar import holds_shards
@@ -14,7 +13,7 @@ from raydali.errors import UsageError
 from raydali.text import summarize
 
 TRAINING = "train", "training"
-VALIDATION = "val", "validation", "valid", "test", "testing", "t10k"
+VALIDATION = "val", "validation", "valid", "test", "testing"
 
 _log = logging.getLogger(__name__)
 
@@ -58,22 +57,20 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
 
 
 def split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
-    """The Parquet or IDX files in a folder for training and validation; None if there are none, or only to be split.
+    """The Parquet files in a folder for training and validation; None if there are none, or only to be split.
 
     Raises:
         UsageError: files of one of the two, or of both and a fraction; names the command that would do.
     """
-    parquet = parquet_folder(data)
-    files = parquet or idx_folder(data)
+    files = parquet_folder(data)
     training, validation = (next(filter(files.__contains__, names), "") for names in (TRAINING, VALIDATION))
     if training and validation and fraction is None:
         return files[training], files[validation]
     if not files or (fraction is not None and len(files) == 1):
         return None
     one = files.get(training) or next(iter(files.values()))
-    kind = "Parquet" if parquet else "IDX"
     raise UsageError(
-        f"--data {data} has {kind} files, not one split for each of train and val: give --data '{one}' and "
+        f"--data {data} has Parquet files, not one split for each of train and val: give --data '{one}' and "
         f"--val-data, or --val-fraction {fraction or DEFAULT_FRACTION}"
     )
 

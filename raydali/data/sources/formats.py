@@ -1,6 +1,6 @@
 """Finds what kind of data the user's --data names, and indexes images or videos of each kind.
 
-The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, Parquet files, and IDX files.
+The kinds are class folders, a list of paths and labels, tar shards, TFRecord files, and Parquet files.
 """
 
 import os
@@ -13,7 +13,6 @@ from raydali.data.sources.file_list import ENDINGS, FileList, is_list, listed_pa
 from raydali.data.sources.file_rules import select_files
 from raydali.data.sources.files import Files, absolute
 from raydali.data.sources.folder_layout import split_files, train_and_val_folders
-from raydali.data.sources.idx import IdxImages, idx_folder, names_idx
 from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource, check_classes
 from raydali.data.sources.listing import list_tree
 from raydali.data.sources.parquet import Parquet, names_parquet, parquet_folder
@@ -25,7 +24,7 @@ from raydali.data.sources.validation_set import DEFAULT_FRACTION, split, warn_of
 from raydali.errors import UsageError
 from raydali.text import summarize
 
-Kind = Literal["folder", "list", "tar", "tfrecord", "parquet", "idx"]
+Kind = Literal["folder", "list", "tar", "tfrecord", "parquet"]
 Scan = Callable[[str], LabeledFiles]
 _SPLITS = {"train", "val", "test"}
 _WEIGHTS = (".pth", ".pt", ".safetensors")
@@ -45,8 +44,6 @@ def source_kind(data: str) -> Kind:
     Raises:
         UsageError: it is a file of another kind.
     """
-    if names_idx(data):
-        return "idx"
     if names_parquet(data):
         return "parquet"
     if names_tfrecords(data):
@@ -80,7 +77,7 @@ def kind_and_files(data: str) -> tuple[Kind, list[str]]:
     """Return the kind of source as `source_kind` does, but of a folder the kind of the files in it.
 
     Returns:
-        The kind, and `data`; of a folder with Parquet or IDX files, the pattern of the files of each split instead.
+        The kind, and `data`; of a folder with Parquet files, the pattern of the files of each split instead.
 
     Raises:
         UsageError: it is a file of another kind.
@@ -92,13 +89,11 @@ def kind_and_files(data: str) -> tuple[Kind, list[str]]:
         return "tar", [data]
     if parquet := parquet_folder(data):
         return "parquet", [*parquet.values()]
-    if idx := idx_folder(data):
-        return "idx", [*idx.values()]
     return "folder", [data]
 
 
 def split_roots(data: str, splits: tuple[str, str], *, files: bool) -> dict[str, str]:
-    """Return the folder of each of two splits, or its Parquet or IDX files; none if data is not all of two splits.
+    """Return the folder of each of two splits, or its Parquet files; none if data is not all of two splits.
 
     Args:
         data: local, or a URI.
@@ -123,7 +118,7 @@ def packed_images(
     image_column: str | None = None,
     labeled: bool = True,
 ) -> Shards | None:
-    """Index labelled images in shards, TFRecord, Parquet or IDX files; None for lists and for folders of other files.
+    """Index labelled images in shards, TFRecord or Parquet files; None for lists and for folders of other files.
 
     Args:
         data: see `labeled_images`, as for the next three.
@@ -137,10 +132,7 @@ def packed_images(
     """
     kind, files = kind_and_files(data)
     if len(files) > 1:
-        name = "IDX" if kind == "idx" else "Parquet"
-        raise UsageError(f"{data} has {name} files of several splits: give one of {summarize(files, show=repr)}")
-    if kind == "idx":
-        return IdxImages.scan(files[0], classes, labeled=labeled)
+        raise UsageError(f"{data} has Parquet files of several splits: give one of {summarize(files, show=repr)}")
     if kind == "parquet":
         return Parquet.scan(files[0], classes, image_column=image_column, label_column=label_column, labeled=labeled)
     if kind == "tfrecord":
@@ -161,10 +153,10 @@ def labeled_images(
     """Index labelled images of any kind.
 
     Class folders are indexed by `LabeledFiles.scan`, a list by `FileList.from_file`, tar shards by `TarShards.scan`,
-    TFRecord files by `TFRecords.scan`, Parquet files by `Parquet.scan`, and IDX files by `IdxImages.scan`.
+    TFRecord files by `TFRecords.scan`, and Parquet files by `Parquet.scan`.
 
     Args:
-        data: a folder, a list, shards, TFRecord, Parquet or IDX files; local, or an `s3://` or `gs://` URI.
+        data: a folder, a list, shards, TFRecord or Parquet files; local, or an `s3://` or `gs://` URI.
         root: the folder of a list's relative paths; unused with other kinds.
         classes: those that a list or shards of any kind may contain; a folder has its own.
         scan: indexes a folder of other files than images; then `data` is such a folder or a list.

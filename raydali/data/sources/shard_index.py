@@ -124,7 +124,7 @@ def shard_index(
     for held in cached_arrays(place):
         if str(held.pop("stamp", "")) == stamp:
             return ShardIndex(**held)
-    index = joined_index(root, _parts(root, shards, read), needed)
+    index = _joined_index(root, _parts(root, shards, read), needed)
     cache_arrays(place, stamp=np.array(stamp), **vars(index))
     return index
 
@@ -158,7 +158,7 @@ def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFil
         return f"{path}: {error}"
 
 
-def joined_index(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
+def _joined_index(root: str, parts: Sequence[Part], needed: str) -> ShardIndex:
     """Return the index of some shards. See `shard_index` for arguments and errors."""
     values = {*chain.from_iterable(part.labels for part in parts)}
     numbers = {value for value in values if isinstance(value, int)}

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class Shards:
     """N images in S shards, by id 0..N-1: by shard, then by position.
 
-    The base of `TarShards`, `TFRecords`, `Parquet` and `IdxImages`.
+    The base of `TarShards`, `TFRecords` and `Parquet`.
 
     Attributes:
         root: an absolute path or a URI, without a slash at its end.

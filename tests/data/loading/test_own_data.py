@@ -1,5 +1,6 @@
 """The Python of docs/own-data.md, as it stands there."""
 
+import gzip
 import os
 import re
 from pathlib import Path
@@ -8,18 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from raydali.data.loading.make import make_loader
-from raydali.data.stream.stream import Stream
+from raydali.data.loading.make import LoaderName, make_loader
+from raydali.data.sources.formats import train_and_val
+from raydali.data.stream.stream import OrderedPass, Stream
+from raydali.data.tasks.classification import ValidationImages
 from tests.support.pictures import encoded, files, photograph
 
 DOCUMENT = Path(__file__).parents[3] / "docs/own-data.md"
+GREY = {"train": np.stack([np.asarray(photograph(size=(8, 6)).convert("L")) + i for i in range(12)])}
+GREY["t10k"] = GREY["train"][::-2]
+NUMBERS = {name: np.arange(len(images), dtype=np.uint8) % 3 for name, images in GREY.items()}
+
+
+def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
+    header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+    path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the names that the document's Python defines, run on pairs of equal photographs."""
-    folder = tmp_path_factory.mktemp("own-data")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own-data")
+
+
+@pytest.fixture(scope="module")
+def example(folder: Path) -> dict[str, Any]:
+    """Return the names that the document's Python defines, run on IDX files and on pairs of equal photographs."""
+    (folder / "fashion-mnist").mkdir()
+    for name in ("train", "t10k"):
+        write_idx(folder / f"fashion-mnist/{name}-images-idx3-ubyte.gz", GREY[name])
+        write_idx(folder / f"fashion-mnist/{name}-labels-idx1-ubyte.gz", NUMBERS[name])
     for kind in ("blurred", "sharp"):
         (folder / "photographs" / kind).mkdir(parents=True)
         for i in range(9):
@@ -41,6 +61,19 @@ def test_it_runs_as_it_stands(example: dict[str, Any]) -> None:
     inputs, targets = example["inputs"], example["targets"]
     assert (inputs.shape, inputs.dtype) == ((4, 3, 64, 64), torch.uint8)
     assert torch.equal(inputs, targets)
+
+
+@pytest.mark.usefixtures("example", "tar_cache")
+@pytest.mark.parametrize("loader", ["dali", "torch"])
+def test_parquet_of_idx_files_has_their_pixels_and_labels(folder: Path, loader: LoaderName) -> None:
+    whole = ValidationImages(image_size=6, resize_size=6)
+    for name, source in zip(GREY, train_and_val(str(folder / "fashion-mnist")), strict=True):
+        assert source.classes == ("0", "1", "2")
+        with make_loader(loader, source, whole, OrderedPass(samples=len(source), batch_size=12)) as batches:
+            (batch,) = batches
+        expected = torch.from_numpy(GREY[name][:, None, :, 1:7].copy()).expand(-1, 3, -1, -1)
+        assert torch.equal(batch["images"], expected)
+        assert batch["labels"].tolist() == NUMBERS[name].tolist()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])

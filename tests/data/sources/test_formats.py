@@ -22,8 +22,6 @@ from tests.support.trees import grow
         ("a.tfrecord-00001", "tfrecord"),
         ("train-00000-of-00002.parquet", "parquet"),
         ("s3://bucket/data/{train,more}-*-of-*.parquet", "parquet"),
-        ("t10k-images-idx3-ubyte.gz", "idx"),
-        ("s3://bucket/emnist-letters-train-images-idx3-ubyte", "idx"),
         ("gs://bucket/imagenet", "folder"),
         ("nowhere", "folder"),
     ],

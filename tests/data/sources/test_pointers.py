@@ -24,7 +24,6 @@ OPENED: dict[str, Callable[[str], object]] = {
     "0.tar": labeled_images,
     "0.parquet": labeled_images,
     "train.tfrecord": labeled_images,
-    "train-images-idx3-ubyte": labeled_images,
     "list.csv": labeled_images,
     "paths.csv": lambda path: unlabeled_files(path, None, IMAGE_EXTENSIONS),
     "boxes.json": lambda path: Coco.from_file(path, str(Path(path).parent)),
