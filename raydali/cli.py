@@ -26,11 +26,11 @@ from raydali.bench.loader import LoaderBench
 from raydali.bench.strategies import StrategiesBench
 from raydali.bench.train import TrainBench
 from raydali.bench.video import VideoBench
+from raydali.commands.cluster import Down, Status, Up
 from raydali.commands.doctor import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
 from raydali.commands.jobs import New, Train
-from raydali.commands.local_cluster.command import Down, Status, Up
 from raydali.commands.plan import Plan
 from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare

@@ -136,20 +136,3 @@ def test_without_dali_pytorch_s_loader_trains(wheel: Path, tmp_path: Path) -> No
         refused = call(programs, tmp_path, *command.split())
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert mentions(refused.stderr, f"error: {named} DALI")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.xdist_group("ray")
-def test_an_installed_wheel_starts_a_cluster_on_this_machine(wheel: Path, tmp_path: Path) -> None:
-    programs, folder = installed(wheel, tmp_path / "venv"), f"/tmp/rdw-{os.getpid()}"
-    ports = [f"--{option}=0" for option in ("port", "dashboard-port", "client-port")]
-    try:
-        up = call(programs, tmp_path, "cluster", "up", "--folder", folder, *ports)
-        assert up.returncode == 0 and mentions(up.stdout, f"source {folder}/env"), up.stdout + up.stderr
-        status = call(programs, tmp_path, "cluster", "status", "--folder", folder)
-        assert status.returncode == 0 and mentions(status.stdout, "head"), status.stdout + status.stderr
-    finally:
-        down = call(programs, tmp_path, "cluster", "down", "--folder", folder)
-    assert down.returncode == 0 and mentions(down.stdout, f"{folder} ended"), down.stdout + down.stderr
-    assert not Path(folder).exists()

@@ -2,7 +2,7 @@
 
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-from raydali.commands.local_cluster.head import STANDARD
+from raydali.commands.cluster import STANDARD, Up, main
+from raydali.errors import UsageError
+from raydali.host import processes
 from raydali.run.folder import RunFolder
-from tests.support.cluster import RAY, ROOT, descendants, kill, name_of, wait_until_gone
+from tests.support.cluster import RAY, ROOT, descendants, environment, name_of
 from tests.support.messages import mentions
 
+Cluster = tuple[str, dict[str, str]]
+"""The folder of a cluster, and the environment of those who use it."""
 IDLE_SECONDS = 15
 ON_TWO_NODES = """
 import os
@@ -38,15 +42,15 @@ assert ray.get(first.folder.remote()) == folder
 """
 
 
-def raydali(*arguments: str, env: dict[str, str], timeout: float = 400) -> tuple[int, str]:
+def raydali(*arguments: str, env: dict[str, str]) -> tuple[int, str]:
     """Exit code and output of a `raydali` command."""
-    return ended([sys.executable, "-m", "raydali.cli", *arguments], env, timeout)
+    return ended([sys.executable, "-m", "raydali.cli", *arguments], env)
 
 
-def ended(command: list[str], env: dict[str, str], timeout: float) -> tuple[int, str]:
+def ended(command: list[str], env: dict[str, str]) -> tuple[int, str]:
     """Exit code and output of a command."""
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env=env, cwd=ROOT, timeout=timeout, **streams)
+    done = subprocess.run(command, env=env, cwd=ROOT, timeout=600, **streams)
     return done.returncode, done.stdout
 
 
@@ -61,10 +65,10 @@ def processes_of(folder: str) -> list[int]:
 
 
 @contextmanager
-def cluster(env: dict[str, str], name: str, *, nodes: int = 4) -> Iterator[tuple[str, dict[str, str]]]:
-    """A cluster that may grow to so many nodes: its folder, and the environment of those who use it."""
+def cluster(env: dict[str, str], name: str, *, nodes: int) -> Iterator[Cluster]:
+    """A cluster that may grow to so many nodes."""
     folder, file = f"/tmp/rdt-{os.getpid()}-{name}", Path(env["HOME"]) / f"{name}.yaml"
-    config = yaml.safe_load(Path(STANDARD).read_text())
+    config = yaml.safe_load(STANDARD.read_text())
     config["idle_timeout_minutes"] = IDLE_SECONDS / 60
     config["max_workers"] = config["available_node_types"]["gpu"]["max_workers"] = nodes
     file.write_text(yaml.safe_dump(config))
@@ -78,20 +82,31 @@ def cluster(env: dict[str, str], name: str, *, nodes: int = 4) -> Iterator[tuple
         raydali("cluster", "down", "--folder", folder, env=env)
 
 
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = tmp_path_factory.mktemp("cluster") / "home"
+    home.mkdir()
+    return environment(home)
+
+
+@pytest.fixture(scope="module")
+def shared(env: dict[str, str]) -> Iterator[Cluster]:
+    """A cluster of up to four nodes, which the last test that uses it takes down."""
+    with cluster(env, "shared", nodes=4) as folder_and_env:
+        yield folder_and_env
+
+
 def exported(folder: str) -> dict[str, str]:
     """What `source FOLDER/env` puts into a shell."""
-    shell = ["bash", "-c", f"source {folder}/env && env --null"]
-    lines = subprocess.run(shell, env={}, capture_output=True, text=True, check=True).stdout.split("\0")
-    pairs = dict(line.split("=", 1) for line in lines if line)
-    return {name: value for name, value in pairs.items() if name.startswith("RAY_")} | {
-        "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"
-    }
+    shell = ["bash", "-c", f"source {folder}/env && env"]
+    lines = subprocess.run(shell, env={}, capture_output=True, text=True, check=True).stdout.splitlines()
+    return dict(line.split("=", 1) for line in lines) | {"PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
 
 
-def submit(env: dict[str, str], *arguments: str, wait: bool = True, timeout: float = 600) -> tuple[int, str]:
+def submit(env: dict[str, str], *arguments: str, wait: bool = True) -> tuple[int, str]:
     """`ray job submit` of the image job."""
     command = [RAY, "job", "submit", *([] if wait else ["--no-wait"]), "--working-dir", ".", "--"]
-    return ended([*command, "python", "jobs/imagenet.py", *arguments], env | {"PYTHONPATH": ""}, timeout)
+    return ended([*command, "python", "jobs/imagenet.py", *arguments], env | {"PYTHONPATH": ""})
 
 
 def nodes_of(env: dict[str, str], folder: str) -> int:
@@ -108,114 +123,121 @@ def wait_for(condition: Callable[[], bool], *, seconds: float, why: Callable[[],
         time.sleep(0.5)
 
 
+def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        for option, value, words in (
+            ("file", str(ROOT / "cluster/aws.yaml"), "--file aws.yaml several ray up"),
+            ("file", __file__, f"--file {__file__} cluster.yaml"),
+            ("port", port, f"{port} --port"),
+            ("folder", str(tmp_path), f"--folder {tmp_path}"),
+        ):
+            options: dict[str, Any] = {"folder": str(tmp_path), "port": 0, "dashboard_port": 0, "client_port": 0}
+            with pytest.raises(UsageError) as refused:
+                main(Up(**options | {option: value}))
+            assert mentions(str(refused.value), words), refused.value
+
+
 @pytest.mark.slow
-def test_up_status_refusal_down(env: dict[str, str], tmp_path: Path) -> None:
-    with cluster(env, "a") as (folder, using):
-        assert Path(folder).stat().st_mode & 0o777 == 0o700 and Path(folder, "token").stat().st_mode & 0o777 == 0o600
-        code, output = raydali("cluster", "status", "--folder", folder, env=env)
-        assert code == 0 and "head" in output and using["RAY_ADDRESS"] in output, output
-        code, output = raydali("cluster", "status", "--folder", folder, "--json", "-", env=env)
-        assert json.loads(output[output.index("{") :])["nodes"][0]["head"], output
-        code, output = raydali("cluster", "up", "--folder", folder, env=env)
-        assert code == 2 and mentions(output, f"{folder} --folder"), output
+def test_the_status_and_what_is_refused(env: dict[str, str], shared: Cluster, tmp_path: Path) -> None:
+    folder, using = shared
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    code, output = raydali("cluster", "status", "--folder", folder, env=env)
+    assert code == 0 and "head" in output and using["RAY_ADDRESS"] in output, output
+    code, output = raydali("cluster", "status", "--folder", folder, "--json", "-", env=env)
+    assert json.loads(output[output.index("{") :])["nodes"][0]["head"], output
+    code, output = raydali("cluster", "up", "--folder", folder, env=env)
+    assert code == 2 and mentions(output, f"{folder} --folder"), output
 
-        stranger = {name: value for name, value in using.items() if not name.startswith("RAY_AUTH")}
-        listed = subprocess.run([RAY, "job", "list"], env=stranger, capture_output=True, timeout=300)
-        assert listed.returncode != 0
+    stranger = {name: value for name, value in using.items() if not name.startswith("RAY_AUTH")}
+    listed = subprocess.run([RAY, "job", "list"], env=stranger, capture_output=True, timeout=300)
+    assert listed.returncode != 0
 
-        # Impossible: said with both figures and what would fit.
-        code, output = submit(using, "--workers", "9", "--storage", str(tmp_path / "runs"))
-        assert code == 1, output
-        assert mentions(output, "9 workers 2 CPUs 1 GPU"), output
-        assert mentions(output, "4 2 1 --workers")
+    # Impossible: said with both figures and what would fit.
+    code, output = submit(using, "--workers", "9", "--storage", str(tmp_path / "runs"))
+    assert code == 1, output
+    assert mentions(output, "9 workers 2 CPUs 1 GPU"), output
+    assert mentions(output, "4 2 1 --workers")
 
-        # The doctor goes in as a job, and tells of the node that there is.
-        code, output = raydali("doctor", "--cluster", "--json", "-", "--storage", str(tmp_path / "runs"), env=using)
-        found = json.loads(output[output.index("{") :])
-        assert [node["storage"] for node in found["nodes"]] == [""]
-        assert code == any(row["status"] == "fail" for row in found["rows"])
-
-        # Somebody else's Ray, as far as names tell.
-        other = subprocess.Popen(["bash", "-c", "exec -a ray::IDLE sleep 600"], start_new_session=True)
-        try:
-            before = processes_of(folder)
-            assert len(before) > 5
-            code, output = raydali("cluster", "down", "--folder", folder, env=env)
-            assert code == 0 and "ended" in output, output
-            left = [name for pid in before if (name := name_of(pid))] + [name_of(pid) for pid in processes_of(folder)]
-            assert not left
-            assert other.poll() is None
-        finally:
-            other.kill()
-            other.wait()
-        assert not Path(folder).exists()
-        assert raydali("cluster", "status", "--folder", folder, env=env)[0] == 1
-        assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
-    assert [path.name for path in Path(env["HOME"]).iterdir()] == ["a.yaml"], "the home folder is touched"
+    # The doctor goes in as a job, and tells of the node that there is.
+    code, output = raydali("doctor", "--cluster", "--json", "-", "--storage", str(tmp_path / "runs"), env=using)
+    diagnosis = json.loads(output[output.index("{") :])
+    assert [node["storage"] for node in diagnosis["nodes"]] == [""]
+    assert code == any(row["status"] == "fail" for row in diagnosis["rows"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nodes_come_for_a_job_and_go_after_it(env: dict[str, str], tmp_path: Path) -> None:
-    with cluster(env, "b") as (folder, using):
-        assert nodes_of(env, folder) == 0
-        storage = str(tmp_path / "runs")
-        code, output = submit(using, "--workers", "3", "--epochs", "3", "--storage", storage, "--name", "grows")
-        assert code == 0, output
-        assert mentions(output, "3 gpu nodes 0 3 workers")
-        assert mentions(output, "3 workers cpu first step")
-        rows = RunFolder(storage, "grows").rows("epochs.jsonl")
-        assert [row["world_size"] for row in rows] == [3, 3, 3]
-        assert nodes_of(env, folder) == 3
-
-        # More than it can add is not asked of it: it would add nothing.
-        options = ["--workers", "1:9", "--epochs", "1", "--storage", storage, "--name", "limited"]
-        code, output = submit(using, *options, "--global-batch-size", "288")
-        assert code == 0, output
-        assert mentions(output, "room 4 9 workers"), output
-        wait_for(lambda: nodes_of(env, folder) == 0, seconds=IDLE_SECONDS + 90)
-
-
-@pytest.mark.slow
-def test_a_process_keeps_its_working_directory_when_another_node_starts(env: dict[str, str], tmp_path: Path) -> None:
-    """Else it could not import torch, for one: MKL ends a process that has no working directory."""
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program/on_two_nodes.py").write_text(ON_TWO_NODES)
-    with cluster(env, "f", nodes=2) as (folder, using):
-        command = [RAY, "job", "submit", "--working-dir", str(tmp_path / "program"), "--", "python", "on_two_nodes.py"]
-        code, output = ended(command, using | {"PYTHONPATH": ""}, 240)
-        assert code == 0, output
-        assert mentions(output, folder), output
-        left = Path(folder, "ray/session_latest")
-        wait_for(lambda: not [*left.glob("runtime_resources_*")], seconds=IDLE_SECONDS + 90)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(env: dict[str, str], tmp_path: Path) -> None:
+def test_nodes_come_for_a_job_and_go_after_it(env: dict[str, str], shared: Cluster, tmp_path: Path) -> None:
+    folder, using = shared
+    assert nodes_of(env, folder) == 0
     storage = str(tmp_path / "runs")
-    with cluster(env, "c", nodes=1) as (folder, using), cluster(env, "d") as (other, _):
-        options = ["--epochs", "2000", "--storage", storage, "--workers", "1"]
-        code, output = submit(using, *options, "--name", "holds", wait=False)
-        assert code == 0, output
-        holds = RunFolder(storage, "holds")
-        wait_for(lambda: bool(holds.rows("epochs.jsonl")), seconds=180)
-        code, output = submit(using, *options, "--name", "waits", wait=False)
-        assert code == 0, output
-        job = next(word for word in output.split() if word.strip("'").startswith("raysubmit_")).strip("'")
+    code, output = submit(using, "--workers", "3", "--epochs", "3", "--storage", storage, "--name", "grows")
+    assert code == 0, output
+    assert mentions(output, "3 gpu nodes 0 3 workers")
+    assert mentions(output, "3 workers cpu first step")
+    rows = RunFolder(storage, "grows").rows("epochs.jsonl")
+    assert [row["world_size"] for row in rows] == [3, 3, 3]
+    assert nodes_of(env, folder) == 3
 
-        def log() -> str:
-            return subprocess.run([RAY, "job", "logs", job], env=using, capture_output=True, text=True).stdout
+    # More than it can add is not asked of it: it would add nothing.
+    options = ["--workers", "1:9", "--epochs", "1", "--storage", storage, "--name", "limited"]
+    code, output = submit(using, *options, "--global-batch-size", "288")
+    assert code == 0, output
+    assert mentions(output, "room 4 9 workers"), output
+    wait_for(lambda: nodes_of(env, folder) == 0, seconds=IDLE_SECONDS + 90)
 
-        wait_for(lambda: mentions(log(), "hold 1 GPUs 0 workers"), seconds=90, why=log)
 
-        before, others = processes_of(folder), processes_of(other)
+@pytest.mark.slow
+def test_a_process_keeps_its_working_directory_when_another_node_starts(shared: Cluster, tmp_path: Path) -> None:
+    """Else it could not import torch, for one: MKL ends a process that has no working directory."""
+    folder, using = shared
+    (tmp_path / "on_two_nodes.py").write_text(ON_TWO_NODES)
+    command = [RAY, "job", "submit", "--working-dir", str(tmp_path), "--", "python", "on_two_nodes.py"]
+    code, output = ended(command, using | {"PYTHONPATH": ""})
+    assert code == 0, output
+    assert mentions(output, folder), output
+    session = Path(folder, "ray/session_latest")
+    wait_for(lambda: not [*session.glob("runtime_resources_*")], seconds=IDLE_SECONDS + 90)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(
+    env: dict[str, str], shared: Cluster, tmp_path: Path
+) -> None:
+    folder, using = shared
+    options = ["--epochs", "2000", "--storage", str(tmp_path / "runs")]
+    code, output = submit(using, *options, "--workers", "4", "--name", "holds", wait=False)
+    assert code == 0, output
+    holds = RunFolder(str(tmp_path / "runs"), "holds")
+    wait_for(lambda: bool(holds.rows("epochs.jsonl")), seconds=180)
+    code, output = submit(using, *options, "--workers", "1", "--name", "waits", wait=False)
+    assert code == 0, output
+    job = next(word for word in output.split() if word.strip("'").startswith("raysubmit_")).strip("'")
+
+    def log() -> str:
+        return subprocess.run([RAY, "job", "logs", job], env=using, capture_output=True, text=True).stdout
+
+    wait_for(lambda: mentions(log(), "hold 4 GPUs 0 workers"), seconds=90, why=log)
+
+    # A process of another cluster, as far as its name and its mark tell.
+    command = ["bash", "-c", "exec -a ray::IDLE sleep 600"]
+    other = subprocess.Popen(command, env=env | {processes.MARK: f"{folder}-other"}, start_new_session=True)
+    try:
+        before = processes_of(folder)
         assert any("jobs/imagenet.py" in name_of(pid) for pid in before), "a job's driver is among them"
         code, output = raydali("cluster", "down", "--folder", folder, env=env)
-        assert code == 0, output
-        assert not [name for pid in before if (name := name_of(pid))]
-        assert all(name_of(pid) for pid in others)
-        assert nodes_of(env, other) == 0
+        assert code == 0 and "ended" in output, output
+        assert not [name for pid in [*before, *processes_of(folder)] if (name := name_of(pid))]
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+    assert not Path(folder).exists()
+    assert raydali("cluster", "status", "--folder", folder, env=env)[0] == 1
+    assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
+    assert [path.name for path in Path(env["HOME"]).iterdir()] == ["shared.yaml"], "the home folder is touched"
 
 
 NODE = """
@@ -225,7 +247,7 @@ from ray.scripts.scripts import main
 ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME = "runtime_resources_{number}"
 main()
 """
-"""A node with a folder of its own for working directories, as those of `raydali cluster`."""
+"""A node with a folder of its own for working directories, as `raydali cluster` gives to its nodes."""
 
 
 @pytest.mark.slow
@@ -235,8 +257,9 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
     storage = str(tmp_path / "runs")
     folder_of_run = RunFolder(storage, "elastic")
     with ExitStack() as stack:
-        folder, using = stack.enter_context(cluster(env, "e", nodes=0))
+        folder, using = stack.enter_context(cluster(env, "elastic", nodes=0))
         head = json.loads(Path(folder, "cluster.json").read_text())["head"]
+        marked = using | {processes.MARK: f"{folder}-nodes"}
 
         def add_node(number: int) -> None:
             command = [sys.executable, "-c", NODE.format(number=number)]
@@ -244,8 +267,9 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
             command += ["--object-store-memory=100000000", "--dashboard-agent-listen-port=0"]
             command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
             with (tmp_path / f"node-{number}").open("wb") as output:
-                process = subprocess.Popen(command, env=using, stdout=output, stderr=output, start_new_session=True)
-            stack.callback(end, process)
+                process = subprocess.Popen(command, env=marked, stdout=output, stderr=output, start_new_session=True)
+            stack.callback(process.wait)
+            stack.callback(processes.end, marked[processes.MARK])
             wait_for(lambda: nodes_of(env, folder) == number, seconds=60, why=(tmp_path / f"node-{number}").read_text)
 
         add_node(1)
@@ -266,16 +290,3 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
         assert [row["epoch"] for row in rows] == list(range(len(rows))), "no epoch twice, none missing"
         events = [event for event in folder_of_run.rows("events.jsonl") if event["event"] in ("start", "resume")]
         assert events[0]["event"] == "start" and events[-1]["world_size"] == 3
-        below = processes_of(folder)
-        assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
-    assert not wait_until_gone(below)
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a node that was added by hand, and all that it started."""
-    below = [process.pid, *descendants(process.pid)]
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-    wait_until_gone(below, timeout=3)
-    kill(below)
-    process.wait()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.commands.local_cluster.head import Ports
 from raydali.data.sources.builtin.digits import digits_folder
 from raydali.host.processes import command_line
 from raydali.run.data_contents import CONTENTS
@@ -101,7 +100,6 @@ def cluster(tmp_path: Path, number: int, *options: str) -> Iterator[Cluster]:
             Path(host.home).mkdir()
         nodes = Nodes(
             hosts,
-            ports=Ports.checked(0, 0, 0),
             folder=tmp_path,
             temp_dir=Path(f"/tmp/rdc-{os.getpid()}"),
             settings=server.variables,

@@ -6,7 +6,7 @@ import shlex
 import tyro
 
 from jobs.imagenet import Config
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.cluster import HEAD_ENVIRONMENT
 from tests.support.cluster import ROOT
 from tests.support.messages import mentions
 from tests.support.ray_up_files import CLOUDS, prepared

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.cluster import HEAD_ENVIRONMENT
 from raydali.run.folder import RunFolder
 from tests.support.cluster import RAY, ROOT, committed, environment, head
 from tests.support.messages import mentions

@@ -10,7 +10,7 @@ import tyro
 import yaml
 
 from jobs.imagenet import Config
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.cluster import HEAD_ENVIRONMENT
 from tests.support.cluster import ROOT
 from tests.support.manifests import FOLDER, KINDS, VARIANTS, Manifest, clusters, containers, manifest, render
 

@@ -19,7 +19,7 @@ from googleapiclient.discovery_cache import get_static_doc
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT
+from raydali.commands.cluster import HEAD_ENVIRONMENT
 from tests.support.cluster import ROOT
 from tests.support.ray_up_files import load, prepared, text
 

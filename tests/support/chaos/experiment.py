@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydali.commands.local_cluster.head import Ports
 from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
 from raydali.host.processes import command_line
@@ -80,7 +79,6 @@ class ChaosExperiment:
             disk = stack.enter_context(small_disk(folder / "disk", megabytes=DISK_MEGABYTES))
             nodes = Nodes(
                 members,
-                ports=Ports.checked(0, 0, 0),
                 folder=folder,
                 temp_dir=folder / "ray",
                 cpus=self._workers,

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from raydali.commands.local_cluster.head import HEAD_ENVIRONMENT, Ports, head_options, ray_start
+from raydali.commands.cluster import HEAD_ENVIRONMENT
 from raydali.errors import CommandError
 from raydali.host.processes import MARK, command_line, kill, members
 from raydali.output import log_tail
 from tests.support.chaos.virtual_hosts import Host
+from tests.support.cluster import RAY, free_ports
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -29,7 +30,6 @@ class Nodes:
 
     Args:
         hosts: the hosts; the node on the first one is the head.
-        ports: ports of Ray and its dashboard, free on the first host.
         folder: folder for the logs of the nodes.
         temp_dir: Ray's temporary folder; a short path.
         cpus: number of workers that fit on a node.
@@ -41,7 +41,6 @@ class Nodes:
         self,
         hosts: Sequence[Host],
         *,
-        ports: Ports,
         folder: Path,
         temp_dir: Path,
         cpus: int = 1,
@@ -49,8 +48,9 @@ class Nodes:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.hosts = hosts
-        self.address = f"{hosts[0].address}:{ports.ray}"
-        self._ports, self._folder, self._temp_dir, self._cpus, self._gpus = ports, folder, temp_dir, cpus, gpus
+        self._port, self._dashboard_port, self._client_port = free_ports(3)
+        self.address = f"{hosts[0].address}:{self._port}"
+        self._folder, self._temp_dir, self._cpus, self._gpus = folder, temp_dir, cpus, gpus
         self._mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.env: Mapping[str, str] = inherited | {
@@ -74,15 +74,16 @@ class Nodes:
             options = [f"--address={self.address}"]
         else:
             # Without a dashboard, Ray never frees the resources of a job after its driver was killed.
-            options = head_options(self._ports, dashboard_host=host.address, temp_dir=self._temp_dir)
+            options = ["--head", f"--port={self._port}", f"--ray-client-server-port={self._client_port}"]
+            options += [f"--temp-dir={self._temp_dir}", "--include-dashboard=true"]
+            options += [f"--dashboard-host={host.address}", f"--dashboard-port={self._dashboard_port}"]
         gpus = self._cpus if self._gpus else 0
         options += [f"--num-cpus={self._cpus}", f"--num-gpus={gpus}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         options += [f"--node-ip-address={host.address}", "--min-worker-port=0", "--max-worker-port=0"]
         env = {**self.env, **self._gpu_settings(number), MARK: self._mark_of(number)}
+        command = host.command([RAY, "start", "--block", "--disable-usage-stats", *options])
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                host.command(ray_start(options)), env=env, stdout=output, stderr=output, start_new_session=True, cwd="/"
-            )
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True, cwd="/")
         self._started.append(process)
         deadline = time.monotonic() + START_SECONDS
         while _STARTED not in log.read_text(errors="replace"):
