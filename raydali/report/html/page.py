@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from raydali.report.html import text
 from raydali.report.html.charts import COLOURS, Chart, Line, Ticks, chart
 from raydali.report.html.evaluation import evaluation_section
+from raydali.report.html.event_table import event_table
 from raydali.report.html.history import VALIDATION, History
 from raydali.report.html.text import DASH, count, figure, percent
-from raydali.report.html.timeline import timeline
 from raydali.run.folder import EVALUATION, SAMPLES, WORST
 from raydali.run.ledger import PARTS as LEDGER_PARTS
 from raydali.run.ledger import figures_of, parts_of
@@ -83,8 +83,8 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         history: of the run.
         reload_seconds: interval at which an open page loads a newer one while the run goes on; 0: never.
     """
-    now, status = time.time(), text.STATES[history.status][0]
-    events = timeline(history, now if reload_seconds else None)
+    status = text.STATES[history.status][0]
+    events = event_table(history)
     columns = [column for column in COLUMNS if any(value is not None for value in history.each(column[1]))]
     columns += [(name, f"{VALIDATION}{name}", figure) for name in history.metrics[:MAX_METRICS]]
     newest = history.epochs[-1] if history.epochs else None
@@ -96,7 +96,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         dash=DASH,
         history=history,
         status=status,
-        facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(now)}"])),
+        facts="; ".join(filter(None, [text.where(history), f"{history.folder}, written {text.moment(time.time())}"])),
         summary=" ".join(filter(None, [text.state(history), text.speed(history), text.waited(history)])),
         published=published and f"{published[0].upper()}{published[1:]}.",
         scores=text.last_and_best(history),
@@ -105,7 +105,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
         figures=[*text.figures(history).items(), *((name, _newest(history, name)) for name in history.metrics[:2])],
         speed=_speed(history, events.marks),
         learning=_learning(history, events.marks),
-        timeline=events,
+        events=events.rows,
         samples=_picture(history.files.get(SAMPLES)),
         evaluation=evaluation_section(history.files.get(EVALUATION)),
         worst=_picture(history.files.get(WORST)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydali.report.html.timeline import event, timeline
+from raydali.report.html.event_table import event, event_table
 from raydali.run.events import (
     CeilingMeasured,
     CheckpointFailed,
@@ -83,7 +83,7 @@ def test_all_events_are_here() -> None:
 @pytest.mark.parametrize(("made", "said"), EVENTS, ids=lambda each: type(each).__name__)
 def test_an_event_is_a_sentence(made: Event, said: list[str]) -> None:
     row = json.loads(json.dumps({"time": 1.7e9, **made.row(), "seconds": 12.0}))
-    (shown,) = timeline(history([], [row]), None).events
+    (shown,) = event_table(history([], [row])).rows
     text = str(shown)
     assert [each for each in said if each not in text] == []
     assert not re.search(r"[{}\[\]'\"]|\w_\w|None|True|False", event(row, None)), event(row, None)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from raydali.report.html.compare import compare_page
+from raydali.report.html.event_table import event_table
 from raydali.report.html.page import run_page
 from raydali.report.html.text import environment, state
-from raydali.report.html.timeline import timeline
 from tests.support.messages import mentions
 from tests.support.report_pages import charts, history, text
 from tests.support.report_runs import event, record, start
@@ -31,7 +31,7 @@ def test_resumes_of_other_sizes() -> None:
     made.add_event(start(300, step=50, world_size=1, seconds=110))
     made.add_event(start(400, step=60, world_size=1, seconds=210))  # whose workers before ended without a word
     assert [took for _, _, took in made.starts()] == [5, 20, 10, 30, None]
-    ((at, label),) = timeline(made, None).marks
+    ((at, label),) = event_table(made).marks
     assert at == 1.5 and mentions(label, "20 100 3 cpu 4")
     page = run_page(made)
     starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
@@ -46,13 +46,13 @@ def test_a_setting_that_a_resume_changed_stands_at_its_line() -> None:
     assert made.status == "starting"
     made.add_event(start(70, step=20, seconds=70))
     made.add_epoch(record(2))
-    ((_, label),) = timeline(made, None).marks
+    ((_, label),) = event_table(made).marks
     changed = "--resize-size 32 instead of 256, --val-data /val instead of \u2013"
     assert label.startswith("resumed at step 20 of 100: ") and label.endswith(f"; {changed}")
     assert f"other settings: {changed}" in text(run_page(made))
     made.add_event(start(90, step=20, seconds=90))
     made.add_epoch(record(2))
-    assert changed not in timeline(made, None).marks[-1][1]
+    assert changed not in event_table(made).marks[-1][1]
 
 
 @pytest.mark.parametrize("end", ["failure", "preemption", "resize"])
@@ -61,15 +61,7 @@ def test_from_the_end_of_a_worker_group_on_the_next_one_starts(end: str) -> None
     assert made.status == ("broken" if end == "failure" else "starting")
     made.add_event(start(100, step=10))
     made.add_epoch(record(1))
-    page = run_page(made)
-    spans = re.findall(r'"span (\w+)" style="left:([\d.]+)%;width:([\d.]+)%"', page.decode())
-    assert [(style, float(left), float(width)) for style, left, width in spans] == [
-        ("starting", 0, 10),
-        ("running", 10, 50),
-        ("starting", 60, 40),
-        ("running", 100, 0),
-    ]
-    starting = next(x for x in charts(page)["Seconds, by epoch"]["lines"] if x["label"] == "starting")
+    starting = next(x for x in charts(run_page(made))["Seconds, by epoch"]["lines"] if x["label"] == "starting")
     assert starting["y"] == [10, 40]
 
 
@@ -142,5 +134,5 @@ def test_the_phases_of_a_start_are_in_its_line() -> None:
     assert "cpu; imports 3.2 s, compile 1 min 1 s" in text(run_page(made))
     made.add_event(start(70, step=10, seconds=70, phases={"worker start": 9.0}))
     made.add_epoch(record(1))
-    ((_, label),) = timeline(made, None).marks
+    ((_, label),) = event_table(made).marks
     assert "worker start" not in label and "cpu; worker start 9 s" in text(run_page(made))

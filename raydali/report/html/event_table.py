@@ -1,15 +1,13 @@
-"""The events of a run in report.html: a sentence for each, a timeline with their marks, and a table of them."""
+"""The events of a run in report.html: a sentence for each, a table of them, and the marks of resumes in charts."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from raydali.report.html.history import History, number
 from raydali.report.html.text import DASH, count, figure, many, moment, seconds, shortened, shown
-from raydali.run.events import END_EVENTS, GROUP_END_EVENTS
 from raydali.text import numbered
 
 MAX_EVENTS = 200
@@ -48,61 +46,45 @@ _NOTICES = {
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An event in the table and in the timeline.
+class EventRow:
+    """An event in the table.
 
     Attributes:
         after: seconds since the start, as a text.
-        left: position in the timeline in percent; None if its time is not known.
         style: of its dot.
         text: what happened.
         at: when.
     """
 
     after: str
-    left: float | None
     style: str
     text: str
     at: str
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The newest events, oldest first, on a line of time.
+class EventTable:
+    """The newest events, oldest first.
 
     Attributes:
-        spans: style, position and width, in percent, of each time in which workers started or trained.
-        begin, length: of the line, as texts; begin is a dash if no event has a time.
+        rows: of the table.
         marks: for charts over epochs: the boundary of epochs where a resume happened, and its text.
     """
 
-    events: list[Shown]
-    spans: list[tuple[str, float, float]]
-    begin: str
-    length: str
+    rows: list[EventRow]
     marks: list[tuple[float, str]]
 
-    @property
-    def styles(self) -> set[str]:
-        """The styles of what is shown, as a legend has them."""
-        return {f"span {style}" for style, *_ in self.spans} | {f"dot {event.style}" for event in self.events}
 
-
-def timeline(history: History, now: float | None) -> Timeline:
-    """Return the events; `now`: seconds since 1970 while the run goes on, else None."""
+def event_table(history: History) -> EventTable:
+    """Return the events of a run, and the marks that charts have for its resumes."""
     times = [time for row in history.events if (time := number(row.get("time"))) is not None]
     # The run began before its first event, which comes after the first step.
     begun = min([*times, *(time - took for time, _, took in history.starts() if took)], default=math.nan)
-    ended = max([*times, now or -math.inf], default=math.nan)
-
-    def share(seconds: float) -> float:
-        return 100 * seconds / ((ended - begun) or 1.0)
-
-    events, marks, changed, size = list[Shown](), list[tuple[float, str]](), list[str](), None
+    rows, marks, changed, size = list[EventRow](), list[tuple[float, str]](), list[str](), None
     for row in history.events:
         kind, time, text = row.get("event"), number(row.get("time")), event(row, size)
-        after, left = (DASH, None) if time is None else (seconds(time - begun), share(time - begun))
-        events.append(Shown(after, left, _STYLE.get(str(kind), "calm"), text + phases(row), moment(time)))
+        after = DASH if time is None else seconds(time - begun)
+        rows.append(EventRow(after, _STYLE.get(str(kind), "calm"), text + phases(row), moment(time)))
         if kind == "settings":
             changed.append(changed_settings(row))
         elif kind in ("start", "resume"):
@@ -111,29 +93,7 @@ def timeline(history: History, now: float | None) -> Timeline:
             if kind == "resume" and (first := next(epochs, None)) is not None:
                 marks.append((first - 0.5, "; ".join([text, *changed])))
             changed.clear()
-    spans = [(style, share(first - begun), share(last - first)) for style, first, last in _spans(history, ended)]
-    return Timeline(
-        events=events[-MAX_EVENTS:],
-        spans=spans,
-        begin=moment(begun) if times else DASH,
-        length=seconds(ended - begun),
-        marks=marks[-MAX_EVENTS:],
-    )
-
-
-def _spans(history: History, ended: float) -> Iterator[tuple[str, float, float]]:
-    """Style, begin and end of each time in which workers started or trained, until the event that ended it."""
-    ends = [
-        time
-        for row in history.events
-        if row.get("event") in (*GROUP_END_EVENTS, *END_EVENTS) and (time := number(row.get("time"))) is not None
-    ]
-    starts = [*history.starts()]
-    for (time, _, took), following in zip_longest(starts, starts[1:]):
-        if took:
-            yield "starting", time - took, time
-        until = following[0] - (following[2] or 0.0) if following else ended
-        yield "running", time, max(time, min([until, *(end for end in ends if end > time)]))
+    return EventTable(rows[-MAX_EVENTS:], marks[-MAX_EVENTS:])
 
 
 def phases(row: Mapping[str, Any]) -> str:
