@@ -1,4 +1,4 @@
-"""Shuffling in blocks of data that is sorted by class: how many blocks must be mixed for batches of many classes.
+"""Chooses how many blocks are mixed when data that is sorted by class is shuffled in blocks.
 
 A block of neighbours is of one class there, and a global batch of few blocks of few classes. So blocks are counted by
 the labels, on orders as they will be: milliseconds for a million samples.
@@ -33,7 +33,7 @@ class ClassMixing:
 
     @classmethod
     def of(cls, labels: Labels, stream: Stream) -> "ClassMixing":
-        """Those of a stream of samples with these labels (N,)."""
+        """Count the classes of a stream of samples with these labels (N,)."""
         return cls(_classes(labels, stream), _classes(labels, replace(stream, shuffle_block=0)))
 
     @property
@@ -69,8 +69,8 @@ def useful_block(labels: Labels | None, stream: Stream) -> int:
     if labels is None:
         return _BLOCKS[0]
     in_blocks = (replace(stream, shuffle_block=block) for block in _BLOCKS)
-    mixed = (replace(each, shuffle_window=fitting_window(labels, each)) for each in in_blocks)
-    return next((each.shuffle_block for each in mixed if is_useful(each)), 0)
+    mixed = (replace(blocks, shuffle_window=fitting_window(labels, blocks)) for blocks in in_blocks)
+    return next((blocks.shuffle_block for blocks in mixed if is_useful(blocks)), 0)
 
 
 def _classes(labels: Labels, stream: Stream) -> int:

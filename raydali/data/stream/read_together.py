@@ -1,4 +1,4 @@
-"""Samples that can only be read with their neighbours, as the rows of a row group: how much an order reads for each."""
+"""Computes how much an order reads for samples that can only be read with their neighbours, as rows of a row group."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.permutation import Permutation
 
 _SALT = 0x4E9EA75
-"""Separates the keys of passes from those of epochs."""
+"""Separates the keys of passes from the keys of epochs."""
 _REPEAT_BIT = 32
 
 
@@ -35,7 +35,7 @@ class Passes:
         size: N, the number of ids.
         count: K, the number of passes over each window, at most N.
         seed, cycle: the key.
-        shuffled: whether further passes have orders of their own; False: that of the first.
+        shuffled: whether further passes have orders of their own; False: they have the order of the first.
     """
 
     def __init__(self, size: int, count: int, seed: int, cycle: int, *, shuffled: bool) -> None:
