@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 WarpFilter = Literal["bilinear", "nearest"]
 
 _KEY = 0xA06
-"""Keeps the uniforms of augmentation apart from those of crops, which have the same seed, epoch and id."""
+"""Keeps the uniforms of augmentation apart from the uniforms of crops, which have the same seed, epoch and id."""
 ERASE_ATTEMPTS = 10
 ERASE_NUMBERS = 2 * ERASE_ATTEMPTS + 3
 ERASE_AREA, ERASE_ASPECT = (0.02, 0.33), (0.3, 3.3)

@@ -5,7 +5,7 @@
 
 All programs of an image take the same branch, so that each image costs what its own operation costs. AugMix has a
 third kernel, which mixes its chains. Sums of products are taken in float64, which rounds to float32 as the fused
-operations of torch do: tables are those of torchvision bit for bit, unless a mean differs in its last bit.
+operations of torch do: tables equal torchvision's bit for bit, unless a mean differs in its last bit.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def augmented(
     colour: Colour,
     nearest: bool,
 ) -> torch.Tensor:
-    """Return the augmented images; the arguments are those of `augmented` in cpu.py, on a GPU."""
+    """Return the augmented images; the arguments are as in cpu.py, on a GPU."""
     count, _, height, width = images.shape
     images = images.contiguous(memory_format=torch.channels_last)
     tables = torch.empty((count * chains, 3, 256), dtype=torch.uint8, device=images.device)

@@ -1,7 +1,7 @@
 """The operations of augmentation policies, as rows of numbers that kernels read, and the stages that choose them.
 
 An operation of one image is a row of WIDTH float32 numbers: its `Kind`, then the parameters of that kind. The names,
-the ranges and the pixels are those of `torchvision.transforms.v2`; `SolarizeAdd` is timm's.
+the ranges and the pixels are as in `torchvision.transforms.v2`; `SolarizeAdd` is timm's.
 
     OPERATIONS["Rotate"](magnitudes (N,), side)  -->  rows (N, WIDTH)
 
@@ -70,7 +70,7 @@ def rows(kind: Kind, *parameters: ArrayLike) -> Rows:
 
 
 def _constant(kind: Kind, *parameters: float) -> Callable[[Floats, int], Rows]:
-    return lambda magnitudes, side: rows(kind, *(np.full(magnitudes.shape, each) for each in (*parameters, 0.0)))
+    return lambda magnitudes, side: rows(kind, *(np.full(magnitudes.shape, value) for value in (*parameters, 0.0)))
 
 
 def _by_factor(kind: Kind) -> Callable[[Floats, int], Rows]:
@@ -194,7 +194,8 @@ def in_random_order(operations: Sequence[Operation]) -> Stage:
 
     def draw(uniforms: Floats, side: int) -> Rows:
         levels, order = np.split(uniforms, 2, 1)
-        rows = [each.rows(level, level, side) for each, level in zip(operations, levels.T, strict=True)]
+        columns = zip(operations, levels.T, strict=True)
+        rows = [operation.rows(level, level, side) for operation, level in columns]
         return np.take_along_axis(np.stack(rows, 1), order.argsort(1)[..., None], 1)
 
     return Stage(len(operations), 2 * len(operations), draw)

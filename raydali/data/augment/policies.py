@@ -1,6 +1,6 @@
 """The augmentation policies by name: `parse` makes the policy of `--augment` out of stages.
 
-Ranges and probabilities are those of `torchvision.transforms.v2`, or of timm or DeiT where they are named.
+Ranges and probabilities are as in `torchvision.transforms.v2`, or as in timm or DeiT where they are named.
 """
 
 import difflib
@@ -226,17 +226,17 @@ def _part(text: str) -> Policy:
         if (policy := _timm(text)) is None:
             raise UsageError(f"--augment {text} is not timm's rand-mM[-nN][-pP][-mstdS]-inc1: try rand-m7-mstd0.5-inc1")
         return policy
-    name, _, given = text.partition(":")
+    name, _, arguments = text.partition(":")
     if (preset := PRESETS.get(name)) is None:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         raise UsageError(f"--augment {text} is unknown: try {near[0] if near else EXAMPLES}")
     try:
-        numbers = [float(number) for number in given.split(",")] if given else []
+        numbers = [float(number) for number in arguments.split(",")] if arguments else []
     except ValueError:
         numbers = [float("nan")]
     least, most = len(preset.bounds) - preset.optional, len(preset.bounds)
     fit = all(low <= number <= high for number, (low, high) in zip(numbers, preset.bounds, strict=False))
-    if not (least <= len(numbers) <= most and fit and not (preset.whole and any(each % 1 for each in numbers))):
+    if not (least <= len(numbers) <= most and fit and not (preset.whole and any(number % 1 for number in numbers))):
         bounds = " and ".join(f"{low:g} to {high:g}" for low, high in preset.bounds)
         limit = f" with {bounds}" if bounds else ""
         raise UsageError(f"--augment {text} is not {preset.usage}{limit}")
