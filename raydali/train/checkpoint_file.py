@@ -99,15 +99,15 @@ class Snapshots:
             modules: the modules whose buffers a forward pass changes.
         """
         buffers = {buffer.data_ptr() for module in modules for buffer in module.buffers()}
-        known: dict[tuple[object, ...], torch.Tensor] = {}
+        copies: dict[tuple[object, ...], torch.Tensor] = {}
         at_once, later = _Pairs(), _Pairs()
 
         def on_host(tensor: torch.Tensor) -> torch.Tensor:
             key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-            if key not in known:
-                known[key] = _like(tensor)
-                (at_once if key[0] in buffers else later).append((known[key], tensor.detach()))
-            return known[key]
+            if key not in copies:
+                copies[key] = _like(tensor)
+                (at_once if key[0] in buffers else later).append((copies[key], tensor.detach()))
+            return copies[key]
 
         copy = map_tensors(state, on_host)
         _copy(at_once)

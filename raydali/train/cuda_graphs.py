@@ -83,8 +83,8 @@ class _GraphedPart:
             return self._launch(*nested)
         return tree_unflatten(_Replay.apply(self, *inputs, *self._trained), self._form)
 
-    def _capture(self, given: list[torch.Tensor], form: TreeSpec) -> None:
-        inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in given]
+    def _capture(self, tensors: list[torch.Tensor], form: TreeSpec) -> None:
+        inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
 
         def backward() -> tuple[torch.Tensor | None, ...]:
             with torch.autocast("cuda", enabled=False):
@@ -96,23 +96,27 @@ class _GraphedPart:
             return
         outputs, self._form = tree_flatten(forward[1])
         self._output_gradients = [torch.zeros_like(output) for output in outputs]
-        needed = [each for each in (*inputs, *self._trained) if each.requires_grad]
+        needed = [tensor for tensor in (*inputs, *self._trained) if tensor.requires_grad]
         captured = capture(backward, self._name)
         if captured is not None:
             (self._forward, _), (self._backward, self._gradients) = forward, captured
             self._inputs, self._outputs = inputs, [output.detach() for output in outputs]
 
-    def replay(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        torch._foreach_copy_(self._inputs, list(given[: len(self._inputs)]))  # the parameters follow
+    def replay(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch._foreach_copy_(self._inputs, list(tensors[: len(self._inputs)]))  # the parameters follow
         self._forward.replay()
         return tuple(output.detach() for output in self._outputs)
 
-    def replay_backward(self, given: Sequence[torch.Tensor]) -> Iterator[torch.Tensor | None]:
-        """Return the gradients of inputs and parameters, in memory of their own: they may be added to."""
-        torch._foreach_copy_(self._output_gradients, list(given))
+    def replay_backward(self, of_outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor | None]:
+        """Return the gradients of inputs and parameters, in memory of their own: they may be added to.
+
+        Args:
+            of_outputs: the gradients of the outputs.
+        """
+        torch._foreach_copy_(self._output_gradients, list(of_outputs))
         self._backward.replay()
-        copies = iter(None if each is None else each.clone() for each in self._gradients)
-        return (next(copies) if each.requires_grad else None for each in (*self._inputs, *self._trained))
+        copies = iter(None if gradient is None else gradient.clone() for gradient in self._gradients)
+        return (next(copies) if tensor.requires_grad else None for tensor in (*self._inputs, *self._trained))
 
 
 class _Replay(Function):

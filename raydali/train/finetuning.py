@@ -46,7 +46,7 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
             parameter.requires_grad_(False)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            own = [f"{name}.{each}".lstrip(".") for each, _ in module.named_parameters()] or [f"{name}.weight"]
+            own = [f"{name}.{weight}".lstrip(".") for weight, _ in module.named_parameters()] or [f"{name}.weight"]
             if all(map(matches, own)):
                 module.eval()
     return frozen

@@ -22,7 +22,8 @@ _ALIGNMENT = 16
 def ddp_is_slower(parameters: Sequence[nn.Parameter], worker: Worker) -> bool:
     """Measure whether one all-reduce of all gradients takes less time than DDP's overhead. All ranks must call it."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(5)]
-    gradients = torch.zeros(sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=worker.device)
+    count = sum(parameter.numel() for parameter in parameters)
+    gradients = torch.zeros(count, dtype=parameters[0].dtype, device=worker.device)
     for event in events:
         worker.all_reduce(gradients)
         event.record()

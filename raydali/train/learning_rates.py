@@ -19,7 +19,7 @@ PEAKS: Mapping[OptimizerName, float] = {
     "adamw": 5e-4,
     "lamb": 5e-3 / 8,  # 0.005 for 2048 images: Wightman et al., "ResNet strikes back", 2021, recipes A1 and A2
     "lars": 0.3,  # Chen et al., SimCLR, 2020
-    "muon": 5e-4,  # that of adamw, to which the size of its updates is matched: Liu et al., 2025
+    "muon": 5e-4,  # as adamw, to which the size of its updates is matched: Liu et al., 2025
 }
 """Usual peaks for image classifiers with random weights, per 256 images of the global batch."""
 SCHEDULES: Mapping[str, str] = {"cosine": "cosine", "step": "step:30,0.1", "poly": "poly:1"}
@@ -59,8 +59,8 @@ def learning_rate(
         every, factor = numbers
         return max(minimum, peak * math.pow(factor, progress * epochs // every))
     share = (progress - warmup) / (1 - warmup)
-    left = math.pow(1 - share, numbers[0]) if name == "poly" else (1 + math.cos(math.pi * share)) / 2
-    return minimum + (peak - minimum) * left
+    remaining = math.pow(1 - share, numbers[0]) if name == "poly" else (1 + math.cos(math.pi * share)) / 2
+    return minimum + (peak - minimum) * remaining
 
 
 def set_learning_rate(optimizer: "Optimizer", rate: float) -> None:
@@ -89,6 +89,6 @@ def parse_schedule(text: str) -> tuple[str, list[float]]:
         near = difflib.get_close_matches(name, SCHEDULES, n=1) or SCHEDULES
         raise UsageError(
             "--schedule must be cosine, step:EPOCHS,FACTOR with a FACTOR below 1, or poly:POWER, "
-            f"not {text}: try {' or '.join(SCHEDULES[each] for each in near)}"
+            f"not {text}: try {' or '.join(SCHEDULES[schedule] for schedule in near)}"
         )
     return name, numbers

@@ -67,8 +67,8 @@ def classification_loss(
         bce_threshold: see BinaryCrossEntropy.
         label_smoothing: share s of a target that is spread over all classes. A target t of several labels becomes
             t * (1 - s) + s / 2.
-        class_weights: "balanced" for those of `balanced_weights`. The loss is then the sum of the samples' weighted
-            losses divided by B, not by the sum of their weights, so that it is the same for mixed images.
+        class_weights: "balanced" for `balanced_weights`. The loss is then the sum of the samples' weighted losses
+            divided by B, not by the sum of their weights, so that it is the same for mixed images.
     """
     weights = balanced_weights(labels, classes) if class_weights == "balanced" else None
     if labels.ndim == 2:

@@ -34,8 +34,8 @@ def parameter_groups(
         weight_decay: the weight decay of the others.
         scales: what the learning rate is multiplied by, for the name of each parameter. Then there are two groups for
             each scale, unless they are empty, and each group has its "lr_scale".
-        no_decay: parameters without decay: `norms-and-biases` are all with one dimension; `norms` are those of modules
-            with "Norm" in the name of their class, as in torchvision's `set_weight_decay`; or `none`.
+        no_decay: parameters without decay: `norms-and-biases` are all with one dimension; `norms` are parameters of
+            modules with "Norm" in the name of their class, as in torchvision's `set_weight_decay`; or `none`.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     norms = [module for module in model.modules() if "Norm" in type(module).__name__]
@@ -113,7 +113,7 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     the checkpoint's groups have is state, too: LAMB's `step`.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
-    now = [{**saved, **given, "params": saved["params"]} for given, saved in groups]
+    now = [{**saved, **current, "params": saved["params"]} for current, saved in groups]
     optimizer.load_state_dict({**state, "param_groups": now})
 
 
@@ -142,7 +142,7 @@ class MovingAverage(AveragedModel):
 
 
 def hidden_matrices(model: nn.Module, head: Collection[str]) -> set[nn.Parameter]:
-    """Return the weights that Muon takes: those of linear layers, attention and convolutions, but for the head's.
+    """Return the weights of linear layers, attention and convolutions, which Muon takes, but for the head's.
 
     Depthwise convolutions and others of one input channel are no matrices of inputs and outputs, as in timm's Muon.
     """
@@ -204,18 +204,18 @@ class MuonWithAdamW(Optimizer):
             for group in self.param_groups
             if group["muon"]
         ]
-        directions = self._directions.compute([each for _, trained in groups for each in trained], self.state)
+        directions = self._directions.compute([parameter for _, trained in groups for parameter in trained], self.state)
         for group, trained in groups:
             if trained:
                 torch._foreach_mul_(trained, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(trained, [directions[each] for each in trained], alpha=group["lr"])
+                torch._foreach_add_(trained, [directions[parameter] for parameter in trained], alpha=group["lr"])
 
 
 class _Directions:
     """Computes what Muon adds to each matrix at learning rate 1, without weight decay: its update of zeros.
 
     torch's Muon launches about 25 kernels per matrix, which take the host longer than a GPU. So they become a CUDA
-    graph as soon as the gradients of two steps are the same tensors, as those of a captured backward pass are. Learning
+    graph as soon as the gradients of two steps are the same tensors, as after a captured backward pass. Learning
     rates are no part of it, as they differ in each step. Momenta stay where they are, although `load_state_dict`
     replaces them.
     """

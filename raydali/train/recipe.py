@@ -100,11 +100,11 @@ class Recipe:
     def differences(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield a phrase for each setting of a run, as `config.json` has them, that is not the recipe's."""
         for name, value in self.options().items():
-            given = settings.get(name, value)
-            given = tuple(given) if isinstance(given, list) else given
-            if given != value:
-                flag = "" if isinstance(given, bool) else f"--{name.replace('_', '-')} "
-                yield f"{flag}{_value(name, given)} instead of {_value(name, value)}"
+            of_run = settings.get(name, value)
+            of_run = tuple(of_run) if isinstance(of_run, list) else of_run
+            if of_run != value:
+                flag = "" if isinstance(of_run, bool) else f"--{name.replace('_', '-')} "
+                yield f"{flag}{_value(name, of_run)} instead of {_value(name, value)}"
 
 
 def _value(name: str, value: object) -> str:
@@ -227,7 +227,7 @@ def ffcv_16() -> Recipe:
     Source: FFCV, rn50_configs/rn50_16_epochs.yaml with the defaults of train_imagenet.py.
 
     What differs: images come from the JPEGs as they are, not from copies of at most 500 pixels, and filters are
-    bilinear with antialiasing instead of OpenCV's INTER_AREA. No BatchNorm decays; there, those of the shortcuts do.
+    bilinear with antialiasing instead of OpenCV's INTER_AREA. No BatchNorm decays; there, the shortcuts' do.
     """
     return Recipe(
         top1=0.738,

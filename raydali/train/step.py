@@ -83,7 +83,7 @@ def compile_function(function: Callable[..., Result], *, fused: bool | None = Fa
 
 
 class ForwardBackward:
-    """A function that computes the loss of a micro-batch and adds its gradients to those of the model.
+    """A function that computes the loss of a micro-batch and adds its gradients to the gradients of the model.
 
     It is called as `loss = forward_backward(images, labels)`. Gradients are scaled: each rank sums over its
     micro-batches, the all-reduce sums over ranks, and the result is the mean over the global batch. The loss is the
@@ -99,8 +99,8 @@ class ForwardBackward:
         graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs tensors
             of constant shapes until `expect_other_shapes`, and a stream other than the default one. A loss that cannot
             be captured runs without a graph, which is logged.
-        parts: modules of the model whose shapes are constant where those of the loss are not: `graph` captures them one
-            by one instead of the loss, unless it is compiled, see cuda_graphs.py.
+        parts: modules of the model whose shapes are constant, for a loss whose shapes are not: `graph` captures these
+            one by one instead of the loss, unless it is compiled, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
 
@@ -158,7 +158,7 @@ class ForwardBackward:
 
         def memory(size: int) -> dict[str, int]:  # whose tensors are free again when it ends
             with self._precision.autocast():
-                loss = self.loss(*(each[:size] for each in inputs))
+                loss = self.loss(*(tensor[:size] for tensor in inputs))
             torch.autograd.grad(loss, self._parameters, allow_unused=True)
             return memory_of(inputs[0].device)
 
@@ -196,8 +196,8 @@ class ForwardBackward:
         return loss
 
     def _replay(self, graph: torch.cuda.CUDAGraph, *inputs: torch.Tensor) -> torch.Tensor:
-        for captured, given in zip(self._inputs, inputs, strict=True):
-            captured.copy_(given)
+        for captured, tensor in zip(self._inputs, inputs, strict=True):
+            captured.copy_(tensor)
         if self._added is not None:
             self._added.collect()
         graph.replay()  # first, because the GPU may wait for it
@@ -231,7 +231,7 @@ class ForwardBackward:
         return loss
 
     def _capture(self, *inputs: torch.Tensor) -> None:
-        self._inputs = [each.clone() for each in inputs]
+        self._inputs = [tensor.clone() for tensor in inputs]
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -289,7 +289,7 @@ class RunningStatistics:
         """Prepare for a forward pass, which updates the buffers from their values at the beginning of the step.
 
         Args:
-            index: the micro-batch's index among those of this rank in the step.
+            index: the micro-batch's index among this rank's in the step.
         """
         if not self._sums:
             return
@@ -329,7 +329,7 @@ class RunningStatistics:
 def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None, *, fused: bool = False) -> nn.Module:
     """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
 
-    With `fused`, PyTorch's own layers become those of fused/layers.py.
+    With `fused`, PyTorch's own layers become layers of fused/layers.py.
 
     timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
     lose hooks, which stochastic depth needs (models/factories.py).

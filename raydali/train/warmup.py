@@ -23,7 +23,7 @@ from raydali.train.worker import Worker
 Step = TypeVar("Step")
 
 MIN_CPU_SECONDS = 0.5
-"""With less CPU time, shares of it are unreliable: the kernel counts that of all processes in units of 0.01 s."""
+"""With less CPU time, shares of it are unreliable: the kernel counts all processes in units of 0.01 s."""
 
 
 def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.device) -> int:
@@ -31,7 +31,7 @@ def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.devic
 
     The last one is for Muon, which is captured a step after the backward pass.
     """
-    most = max((each.warm_up_steps for each in differentiated), default=WARM_UP_STEPS)
+    most = max((function.warm_up_steps for function in differentiated), default=WARM_UP_STEPS)
     return most + 2 if device.type == "cuda" else 1
 
 
@@ -74,7 +74,7 @@ def warm_up(
             return Ceiling()
         measured = yield from _measured(take, worker, images, seconds_of_step=time.perf_counter() - began)
         rate = measured.images_per_second
-        if rate and worker.device.type == "cuda" and not all(each.is_captured for each in differentiated):
+        if rate and worker.device.type == "cuda" and not all(function.is_captured for function in differentiated):
             measured = replace(measured, gpu_busy=(yield from _gpu_busy(take, worker, images, rate)))
         return measured
 
@@ -106,12 +106,12 @@ def _measured(
 
 
 def _on_host(worker: Worker, spent: CpuTimes | None) -> dict[str, str | float | None]:
-    known = spent if spent is not None and spent.busy >= MIN_CPU_SECONDS else None
+    reliable = spent if spent is not None and spent.busy >= MIN_CPU_SECONDS else None
     return {
         "node": worker.node,
-        "cpu_seconds": known.own if known else None,
-        "host_busy_seconds": known.busy if known else None,
-        "host_idle_seconds": known.idle if known else None,
+        "cpu_seconds": reliable.own if reliable else None,
+        "host_busy_seconds": reliable.busy if reliable else None,
+        "host_idle_seconds": reliable.idle if reliable else None,
     }
 
 

@@ -74,7 +74,7 @@ class Worker:
         """Return this process as a worker of the default process group, or as the only one if there is no group.
 
         On a GPU this thread uses a non-default stream from now on. This stream can be captured, and is not serialised
-        with the default-stream work of other threads. Its kernels and those of NCCL have priority over the loader's.
+        with the default-stream work of other threads. Its kernels and NCCL's have priority over the loader's.
 
         Args:
             device: the device of this rank.
@@ -127,7 +127,7 @@ class Worker:
         return value_of_first
 
     def _broadcast_bytes(self, content: bytes) -> bytes:
-        """Return the bytes of rank 0; those of other ranks are ignored."""
+        """Return the bytes of rank 0; other ranks' are ignored."""
         if self.world_size == 1:
             return content
         size = torch.tensor(len(content), device=_device())
@@ -140,7 +140,7 @@ class Worker:
         """Return rank 0's nested state, of tensors on the CPU and plain values; ignored on others. All must call it.
 
         Tensors are sent one by one, so that no rank needs memory for more than its own copy. Dense ones keep their
-        strides: fused optimizers refuse momenta whose strides differ from those of the weights.
+        strides: fused optimizers refuse momenta whose strides are not the weights'.
         """
         if self.world_size == 1:
             return state
@@ -206,7 +206,7 @@ def _padded(content: bytes) -> tuple[torch.Tensor, list[int]]:
     size = torch.tensor([len(content)], device=_device())
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
-    of_ranks = [int(each) for each in sizes]
+    of_ranks = [int(size_of_rank) for size_of_rank in sizes]
     return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 
 
