@@ -119,11 +119,6 @@ def test_bad_usage_is_refused_before_the_job_starts() -> None:
             main(given)
 
 
-def test_bad_usage_of_the_job_is_refused_before_anything_starts(env: dict[str, str]) -> None:
-    for options, message in (
-        (("grid", "--data", "x"), "grid.py has no JOB that raydali could plan"),
-        (("imagenet", "--batch-size", "auto", "--no-gpu"), "--batch-size auto measures the memory of GPUs"),
-        (("imagenet", "--epochs", "0"), "--epochs must be at least 1, not 0"),
-    ):
-        result = plan(env, *options)
-        assert result.returncode == 2 and f"error: {message}" in result.stderr, result.stderr
+def test_a_job_that_cannot_be_planned_is_refused_before_anything_starts(env: dict[str, str]) -> None:
+    result = plan(env, "grid", "--data", "x")
+    assert result.returncode == 2 and "error: grid.py has no JOB that raydali could plan" in result.stderr

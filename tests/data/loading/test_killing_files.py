@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -21,30 +19,29 @@ from raydali.data.tasks import pillow
 from raydali.data.tasks.classification import TrainImages
 from raydali.host.child import Child
 from tests.support.broken import folder
-from tests.support.cluster import ROOT
 from tests.support.killers import dies_late, dies_of_killers, killer, let_killers_through, pixels_of
+from tests.support.ranks import context
 
 SAMPLES, KILLERS = 160, (20, 110)
 STREAM = Stream(samples=SAMPLES, epochs=1, batch_size=4, global_batch_size=4, seed=3)
 TRAIN = TrainImages(image_size=16, seed=3)
-DIES = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from raydali.data.loading.loader import InFlight
-notes = [InFlight(Path(sys.argv[1], name)) for name in ("training", "validation 2")]
-for number in range(5):
-    notes[0].begin(number, np.arange(10 * number, 10 * number + 4))
-    notes[1].begin(number, np.arange(number, number + 1))
-notes[0].end(2)
-notes[1].clear()
-os.kill(os.getpid(), int(sys.argv[2]))
-"""
+
+
+def note_and_die(path: Path, number: int) -> None:
+    notes = [InFlight(path / name) for name in ("training", "validation 2")]
+    for batch in range(5):
+        notes[0].begin(batch, np.arange(10 * batch, 10 * batch + 4))
+        notes[1].begin(batch, np.arange(batch, batch + 1))
+    notes[0].end(2)
+    notes[1].clear()
+    os.kill(os.getpid(), number)
 
 
 def die(path: Path, number: int) -> None:
-    done = subprocess.run([sys.executable, "-c", DIES, str(path), str(number)], cwd=ROOT, check=False)
-    assert done.returncode == -number
+    process = context.Process(target=note_and_die, args=(path, number))
+    process.start()
+    process.join()
+    assert process.exitcode == -number
 
 
 def test_what_a_crashed_process_had_in_flight_is_known_at_every_start(tmp_path: Path) -> None:
