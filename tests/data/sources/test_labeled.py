@@ -129,7 +129,7 @@ def bare_walk(folder: str) -> int:
     return files
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def many_files() -> Iterator[str]:
     order = np.random.default_rng(0).permutation(1000).tolist()
     with TemporaryDirectory(dir="/dev/shm") as root:
