@@ -130,6 +130,7 @@ def test_the_drawn_stream_is_the_stream() -> None:
     assert [stream.end_step(epoch) for epoch in (0, 1)] == [3, 5]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

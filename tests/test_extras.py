@@ -44,6 +44,7 @@ def test_a_missing_package_is_named_with_its_remedy(package: str, remedy: str, c
     assert mentions(done.stderr.splitlines()[-1], f"{package} {remedy}")
 
 
+@pytest.mark.slow
 def test_nothing_warns_without_triton() -> None:
     """Installations without a GPU leave it out."""
     modules = "raydali.inference.engine, raydali.launch.worker.training_run, torch._functorch.aot_autograd"
