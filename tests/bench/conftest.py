@@ -1,9 +1,19 @@
 """What benchmarks that train are tested with."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from raydali.bench import processes
+from raydali.bench import processes, synthetic
 from tests.support.ranks import context
+
+
+@pytest.fixture(autouse=True, scope="module")
+def made_here() -> Iterator[None]:
+    """Make the few images and videos of a test in its process: to start others takes longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture

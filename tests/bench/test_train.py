@@ -6,7 +6,6 @@ No test asserts how near anything comes to its ceiling.
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 
 from raydali.bench import processes, train
-from raydali.bench.processes import MeasurementError, run_ranks
+from raydali.bench.processes import run_ranks
 from raydali.bench.synthetic import write_images
 from raydali.bench.train import METRICS, TrainBench, against_one_gpu
 from raydali.bench.train_rank import TrainTask, measure
-from raydali.errors import CommandError, UsageError
+from raydali.errors import UsageError
 from tests.support.messages import mentioning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,15 +33,6 @@ OPTIONS = TrainBench(
     steps=2,
     repeats=2,
 )
-
-
-def rates(**rates: float | tuple[float, float]) -> dict[str, dict[str, float]]:
-    """A round: rates, or pairs of a rate and the share of the time in which the device waited for data."""
-    pairs = {name: rate if isinstance(rate, tuple) else (rate, 0.0) for name, rate in rates.items()}
-    return {name: {"images_per_second": rate, "loader_wait_fraction": wait} for name, (rate, wait) in pairs.items()}
-
-
-ROUND = rates(ceiling=1000.0, real=(800.0, 0.08), alone=3e3)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -113,29 +103,6 @@ def test_ranks_train_together_and_end_quietly(
     assert not capfd.readouterr().err
     assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
     assert METRICS["real_images_per_second"](measured) > 0
-
-
-def test_a_failure_loses_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def two_calls() -> Iterator[Any]:
-        yield MeasurementError("rank 0: Traceback\nout of memory")
-        yield {"ceiling_before": ROUND["ceiling"], "rounds": [ROUND], "captured": True}
-
-    calls = two_calls()
-
-    def run(*_: Any, **__: Any) -> Any:
-        answer = next(calls)
-        if isinstance(answer, Exception):
-            raise answer
-        return [answer]
-
-    monkeypatch.setattr("raydali.bench.processes.run_ranks", run)
-    files: dict[str, Any] = {"json": str(tmp_path / "train.json")}
-    with pytest.raises(CommandError, match=r"digits.*CPU.*\nout of memory"):
-        train.main(replace(OPTIONS, **files))
-    failed, measured = json.loads(Path(files["json"]).read_text())["rows"]
-    assert failed["real_images_per_second"] is None
-    assert failed["scaling"] is None
-    assert measured["real_images_per_second"] == 800
 
 
 def test_against_one_gpu() -> None:
