@@ -6,22 +6,20 @@ import sys
 import pytest
 
 HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
+JOBS = {"detection": "SHAPES", "imagenet": "DIGITS", "restoration": "BLURRED", "video": "DISCS"}
+MODULES = "tasks.classification", "sources.builtin.digits", "sources.labeled", "stream.stream"
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "heavy"),
     [
-        "import jobs.detection as job; job.train_pipeline(job.SHAPES)",
-        "import jobs.imagenet as job; job.train_pipeline(job.DIGITS)",
-        "import jobs.restoration as job; job.train_pipeline(job.BLURRED)",
-        "import jobs.video as job; job.train_pipeline(job.DISCS)",
-        "import raydali.data.tasks.classification",
-        "import raydali.data.sources.builtin.digits",
-        "import raydali.data.sources.labeled",
-        "import raydali.data.stream.stream",
+        # Jobs look at the run's storage with pyarrow.
+        ([f"import jobs.{job} as job; job.train_pipeline(job.{demo})" for job, demo in JOBS.items()], HEAVY),
+        ([f"import raydali.data.{module}" for module in MODULES], HEAVY | {"pyarrow"}),
     ],
+    ids=["jobs", "data"],
 )
-def test_the_driver_imports_nothing_heavy(code: str) -> None:
-    heavy = HEAVY if "jobs." in code else HEAVY | {"pyarrow"}  # jobs look at the run's storage with it
-    code += f"\nimport sys; print(*sorted({heavy} & {{*sys.modules}}))"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
+def test_the_driver_imports_nothing_heavy(code: list[str], heavy: set[str]) -> None:
+    program = "\n".join(["import sys", *(f"{line}; print(*sorted({heavy} & {{*sys.modules}}))" for line in code)])
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "\n" * len(code)
