@@ -26,7 +26,7 @@ def test_imagenet_in_16_blocks_has_a_handful_of_classes(global_batch_size: int, 
 
 
 @pytest.mark.parametrize("global_batch_size", [256, 2048])
-@pytest.mark.parametrize("block", [32, 64, 1024])
+@pytest.mark.parametrize("block", [64, *(pytest.param(block, marks=pytest.mark.slow) for block in (32, 1024))])
 def test_the_window_is_as_small_as_gives_nearly_all_classes(block: int, global_batch_size: int) -> None:
     stream = stream_of(len(IMAGENET), global_batch_size, block)
     window = fitting_window(IMAGENET, stream)
