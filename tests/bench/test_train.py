@@ -138,7 +138,7 @@ def test_against_one_gpu() -> None:
         ({"gpus": "two"}, "--gpus 1,2,4 two"),
         ({"gpus": "0,1000"}, "--gpus 0,1000"),
         ({"batch_size": 65}, "64 65 --batch-size --make"),
-        ({"data": "s3://bucket/folder"}, "s3://bucket/folder"),
+        ({"data": "s3://bucket/folder", "loaders": "raydali,native"}, "s3://bucket/folder"),
         ({"data": "/nowhere"}, "/nowhere"),
         ({"json": "/nowhere/train.json"}, "--json /nowhere/train.json"),
         ({"fused": True, "compile": False}, "--fused --compile"),

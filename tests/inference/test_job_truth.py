@@ -266,7 +266,7 @@ def test_a_checkpoint_within_an_epoch_keeps_none(data: str, tmp_path: Path, caps
     assert "beside_run" not in run.read_json("evaluation.json")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("convnext_tiny", marks=pytest.mark.slow)])
 def test_the_smallest_changes_that_are_seen(name: str) -> None:
     """A mean off by 0.02, and two classes swapped, are far above the limit; rounding is far below it."""
     torch.manual_seed(0)

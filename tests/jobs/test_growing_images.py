@@ -59,6 +59,7 @@ def measured(config: Config, data: Data, folder: RunFolder, seconds: float | Non
     return session.messages
 
 
+@pytest.mark.slow  # a short run measures all sizes, too
 def test_each_size_has_its_ceiling(tmp_path: Path, digits: Data) -> None:
     folder = folder_of(tmp_path)
     (messages,) = run_ranks(1, measured, replace(GROWING, ceiling=True), digits, folder)
