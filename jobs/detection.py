@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raydali.data.sources.builtin.shapes import shapes_folder
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.coco_folder import train_and_val
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.builtin.shapes import shapes_folder
+from raydali.data.index.coco import Coco
+from raydali.data.index.coco_folder import train_and_val
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.detection import TrainImages, ValidationImages
 from raydali.errors import UsageError
 from raydali.extras import require_extra

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.formats import labeled_images
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.pipeline import Inputs, Pipeline
 from raydali.launch.driver.command import run_main

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.formats import train_and_val
+from raydali.data.index.labeled import LabeledSource
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raydali.data.sources.builtin.blurred import blurred_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.image_pairs import ImagePairs, in_splits
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.builtin.blurred import blurred_folder
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.image_pairs import ImagePairs, in_splits
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import UsageError
 from raydali.launch.driver.command import run_job

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from raydali.data.sources.builtin.shapes import masked_shapes_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.masked_images import IGNORED, MaskedImages, train_and_val
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.builtin.shapes import masked_shapes_folder
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.masked_images import IGNORED, MaskedImages, train_and_val
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raydali.data.sources.builtin.moving_discs import moving_discs_folder
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.source import TrainAndVal
-from raydali.data.sources.video.clips import VideoClips, check_clips, scan_videos
+from raydali.data.builtin.moving_discs import moving_discs_folder
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.formats import train_and_val
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.settings import KINETICS, KINETICS_MEAN, KINETICS_STD
-from raydali.data.tasks.video import TrainClips, ValidationClips
+from raydali.data.video.clips import VideoClips, check_clips, scan_videos
+from raydali.data.video.task import TrainClips, ValidationClips
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job
 from raydali.launch.options import require
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from raydali.data.loading.loader import Loader
+    from raydali.data.load.loader import Loader
     from raydali.launch.worker.session import Session
     from raydali.train.evaluation.validation import ValidationPass
 
@@ -156,7 +156,7 @@ def val_pipeline(config: Config) -> ValidationClips:
 
 def loader(config: Config) -> "Callable[..., Loader]":
     """Return the function that makes loaders."""
-    from raydali.data.loading.make import make_video_loader
+    from raydali.data.load.make import make_video_loader
 
     return partial(make_video_loader, decoders=config.decoders)
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raydali.data.loading.make import make_loader
-    from raydali.data.sources.formats import labeled_images
+    from raydali.data.index.formats import labeled_images
+    from raydali.data.load.make import make_loader
     from raydali.data.stream.stream import OrderedPass, Stream
     from raydali.data.tasks.classification import TrainImages, ValidationImages
     from raydali.errors import DataError, UsageError
@@ -44,8 +44,8 @@ _HOME = {
     "TrainImages": "data.tasks.classification",
     "UsageError": "errors",
     "ValidationImages": "data.tasks.classification",
-    "labeled_images": "data.sources.formats",
-    "make_loader": "data.loading.make",
+    "labeled_images": "data.index.formats",
+    "make_loader": "data.load.make",
     "measured": "own_loop",
 }
 """The module of each name."""

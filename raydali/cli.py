@@ -37,7 +37,7 @@ from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
 from raydali.commands.report import Report
 from raydali.commands.verify import Verify
-from raydali.data.sources.storage import refuse_secrets
+from raydali.data.read.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.host.facts import version
 from raydali.host.standard_streams import outlive_readers

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.load.loader import Batch, Loader
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.measure.meter import EpochMeter

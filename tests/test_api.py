@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import raydali
-from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.index.labeled import LabeledFiles
 from tests.support import broken
 from tests.support.cluster import ROOT, descendants, environment, kill
 from tests.support.messages import mentioning

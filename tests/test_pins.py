@@ -15,17 +15,18 @@ from PIL import Image
 
 import raydali
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.loading.loader import LoaderOptions
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.masked_images import train_and_val
-from raydali.data.sources.video.clips import VideoClips
+from raydali.data.broken.quarantine import Quarantine, substitute
+from raydali.data.index.coco import Coco
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.masked_images import train_and_val
+from raydali.data.load.loader import LoaderOptions
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.counter_rng import keyed, uniforms
 from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks import classification, detection, restoration, segmentation, video
+from raydali.data.tasks import classification, detection, restoration, segmentation
+from raydali.data.video import task as video
+from raydali.data.video.clips import VideoClips
 from raydali.measure.verdict import CAUSES
 from tests.support import broken
 from tests.support.videos import moving, write_video

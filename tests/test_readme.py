@@ -16,8 +16,8 @@ from PIL import Image
 
 from jobs import detection, restoration, segmentation, video
 from jobs.imagenet import DIGITS, Config
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
 from raydali.launch.defaults import resolve
 from raydali.measure.records import RankRecord
 from raydali.run.folder import RunFolder

@@ -6,8 +6,8 @@ import pytest
 
 from jobs import imagenet
 from raydali import cli
-from raydali.data.sources.files import absolute
-from raydali.data.sources.storage import refuse_secrets
+from raydali.data.index.files import absolute
+from raydali.data.read.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse
 from raydali.run.folder import RunFolder

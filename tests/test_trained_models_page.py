@@ -71,7 +71,7 @@ def test_the_page_evaluates_and_predicts(home: Path) -> None:
     image = f"{home}/new-pictures/sub/0.jpg"
     code += f"""
 import torch
-from raydali.data.sources.files import Files
+from raydali.data.index.files import Files
 from raydali.inference.labeled_data import unlabeled_like
 source = unlabeled_like(Files.from_list("/", [{image!r}]), run.classes)
 probabilities = model(pipeline.sample(source, 0, 0)[0][None]).softmax(1)[0]

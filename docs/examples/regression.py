@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.files import absolute
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.list_lines import read_lines
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.files import absolute
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.list_lines import read_lines
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.launch.driver.command import run_job
 from raydali.launch.job import Job

@@ -38,9 +38,9 @@ from raydali.bench.loader_rates import (
 from raydali.output import devices
 
 if TYPE_CHECKING:
-    from raydali.data.loading.loader import Loader, LoaderOptions
-    from raydali.data.loading.make import LoaderName
-    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.index.labeled import LabeledFiles
+    from raydali.data.load.loader import Loader, LoaderOptions
+    from raydali.data.load.make import LoaderName
     from raydali.data.tasks.classification import TrainImages
     from raydali.data.tasks.pipeline import Pipeline
 
@@ -75,7 +75,7 @@ def main(options: LoaderBench) -> dict[str, Any]:
     """
     import numpy as np
 
-    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.index.labeled import LabeledFiles
 
     common.check(options, loaders=CHOICE, pixels=PIXELS)
     counts = common.gpu_counts(options.gpus)
@@ -136,7 +136,7 @@ class ImageTask(Task):
 
 def our_loader(task: Task, name: "LoaderName", source: "LabeledFiles", pipeline: "Pipeline[Any]") -> "Loader":
     """Make raydali's loader of that name for a task."""
-    from raydali.data.loading.make import make_loader
+    from raydali.data.load.make import make_loader
 
     where: LoaderOptions = {"rank": task.rank, "world_size": task.world_size, "device": task.device}
     return make_loader(name, source, pipeline, task.endless(len(source)), **where | {"threads": task.threads})
@@ -146,7 +146,7 @@ def our_batches(task: Task, name: "LoaderName", pipeline: "Pipeline[Any]") -> Ba
     """Generate the batches of raydali's loader of that name, in the task's format."""
     import torch
 
-    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.index.labeled import LabeledFiles
 
     if task.gpu:
         torch.cuda.set_device(task.device)

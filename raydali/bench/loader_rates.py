@@ -23,7 +23,7 @@ from raydali.output import devices
 from raydali.text import duration, number, plural
 
 if TYPE_CHECKING:
-    from raydali.data.loading.loader import Batch
+    from raydali.data.load.loader import Batch
     from raydali.data.stream.stream import Stream
 
 Batches = Generator[Any, None, None]

@@ -214,7 +214,7 @@ def training_settings(options: TrainingOptions, gpus: int, processes: int = 1) -
     Raises:
         UsageError: the data is missing, or has too few images for a batch of each GPU or process.
     """
-    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.index.labeled import LabeledFiles
 
     make = options.make or (MAKE_FOR_GPU if gpus else MAKE_FOR_CPU)
     images = len(LabeledFiles.scan(options.data)) if options.data is not None else make

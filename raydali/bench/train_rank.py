@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raydali.bench.loader import ImageTask, our_loader
 from raydali.bench.loader_rates import Pixels
 from raydali.bench.processes import join_ranks
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class Feed:
         self.resident = images.contiguous(memory_format=task.layout), batch["labels"]
         self.store = {"torchvision": 2 * task.workers, "torch": task.threads}.get(task.loader, 2)
         if task.loader == "raydali":
-            from raydali.data.loading.dali_loader import PREFETCHED_BATCHES
+            from raydali.data.load.dali_loader import PREFETCHED_BATCHES
 
             self.store = PREFETCHED_BATCHES
         self.batches = _pairs(replace(task, pixels=pixels))

@@ -36,7 +36,7 @@ from raydali.extras import require_extra
 from raydali.output import devices
 
 if TYPE_CHECKING:
-    from raydali.data.sources.video.clips import VideoClips
+    from raydali.data.video.clips import VideoClips
 
 CHOICE = ("raydali", "reader", "pyav")
 RIVALS = ("reader", "pyav")
@@ -84,7 +84,7 @@ def main(options: VideoBench) -> dict[str, Any]:
         UsageError: an option is invalid; before anything is measured.
         CommandError: a loader could not be measured; after the other results were shown and written.
     """
-    from raydali.data.sources.video.clips import VideoClips
+    from raydali.data.video.clips import VideoClips
 
     require_extra("video", "av", "videos")
     common.check(options, loaders=CHOICE, pixels=PIXELS)
@@ -149,7 +149,7 @@ class VideoTask(Task):
 
     def clips(self) -> "VideoClips":
         """Find the clips of the videos below the root."""
-        from raydali.data.sources.video.clips import VideoClips
+        from raydali.data.video.clips import VideoClips
 
         return VideoClips.scan(self.root, sequence_length=self.sequence_length, stride=self.stride)
 
@@ -157,8 +157,8 @@ class VideoTask(Task):
 def _raydali(task: VideoTask) -> Batches:
     import torch
 
-    from raydali.data.loading.make import make_video_loader
-    from raydali.data.tasks.video import TrainClips
+    from raydali.data.load.make import make_video_loader
+    from raydali.data.video.task import TrainClips
 
     if task.gpu:
         torch.cuda.set_device(task.device)

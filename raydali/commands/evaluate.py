@@ -128,7 +128,7 @@ def _print(result: Mapping[str, Any], noun: str) -> None:
 
 def _keep(folder: "RunFolder", result: Mapping[str, Any], worst: bytes | None) -> str | None:
     """Write the result into the run's folder, and the run's report again; return its path, or None if it cannot be."""
-    from raydali.data.sources.storage import reason
+    from raydali.data.read.storage import reason
     from raydali.report.html.history import History
     from raydali.report.html.page import run_page
     from raydali.run.folder import EVALUATION, REPORT, WORST

@@ -2,7 +2,7 @@
 
     plain, JPEG    DALI decodes it, Pillow at an eighth of its size; if these differ, Pillow decodes it as a whole
     plain, other   DALI and Pillow decode it
-    not plain      Pillow decodes it, as for training (data/tasks/decoder_choice.py)
+    not plain      Pillow decodes it, as for training (data/decode/decoder_choice.py)
 
 Pillow's view decides whether a file is broken, as in a run: what DALI refuses and Pillow decodes is handed to Pillow.
 """
@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.loading.quarantine import BrokenSample, describe_error, refusal, why_broken
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.masked_images import MaskedImages
-from raydali.data.sources.source import Source
+from raydali.data.broken.quarantine import BrokenSample, describe_error, refusal, why_broken
+from raydali.data.decode.decoder_choice import HEAD, JPEG, format_of, plain_shape
+from raydali.data.decode.pillow import decoded_pixels, opened, turned
+from raydali.data.index.coco import Coco
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.masked_images import MaskedImages
+from raydali.data.index.source import Source
 from raydali.data.tasks.class_check import is_turned
-from raydali.data.tasks.decoder_choice import HEAD, JPEG, format_of, plain_shape
-from raydali.data.tasks.pillow import decoded_pixels, opened, turned
 from raydali.errors import DataError
 from raydali.host.child import take_output
 
@@ -153,8 +153,8 @@ def examine_videos(source: LabeledFiles, ids: Sequence[int]) -> Found:
 
 
 def _load_video(source: LabeledFiles, id: int) -> None:
-    from raydali.data.sources.video.packets import read_clip_packets, read_video_info
-    from raydali.data.tasks.video import decoded
+    from raydali.data.video.packets import read_clip_packets, read_video_info
+    from raydali.data.video.task import decoded
 
     path = source.path(id)
     facts = read_video_info(path)
@@ -165,7 +165,7 @@ def _load_video(source: LabeledFiles, id: int) -> None:
 
 def ask_decoders(files: Sequence[bytes]) -> list[Seen]:
     """Have DALI and Pillow decode the contents of files. MemoryError is raised; other errors are in the results."""
-    from raydali.data.tasks.dali_trial import decoded_files
+    from raydali.data.decode.dali_trial import decoded_files
 
     seen = [Seen() for _ in files]
     plain = [place for place, data in enumerate(files) if plain_shape(memoryview(data)) is not None]

@@ -70,7 +70,7 @@ def main(options: Export) -> None:
         raise UsageError(f"--output {output} exists: give another one, or remove it")
     placement = options.launch
 
-    from raydali.data.loading.quarantine import none_read
+    from raydali.data.broken.quarantine import none_read
     from raydali.extras import require_extra
     from raydali.host.hardware import set_max_connections
     from raydali.inference.engine import checked_inference

@@ -22,12 +22,12 @@ from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, ImageOps
 
-from raydali.data.loading.quarantine import BrokenSample, why_broken
-from raydali.data.sources.files import Files
-from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.storage import file_system, reason
-from raydali.data.tasks.decoder_choice import HEAD, PNG, format_of, plain_shape
-from raydali.data.tasks.pillow import decoded, in_8_bits, opened
+from raydali.data.broken.quarantine import BrokenSample, why_broken
+from raydali.data.decode.decoder_choice import HEAD, PNG, format_of, plain_shape
+from raydali.data.decode.pillow import decoded, in_8_bits, opened
+from raydali.data.index.files import Files
+from raydali.data.index.labeled import LabeledSource
+from raydali.data.read.storage import file_system, reason
 from raydali.errors import DataError
 
 BUFFER = 1 << 20  # bytes

@@ -75,7 +75,7 @@ def main(options: Prepare) -> None:
     began = time.monotonic()
     from raydali.commands.image_copies import Written, make_folder, write_file
     from raydali.commands.split_copies import copy_split, index_splits
-    from raydali.data.sources.files import absolute, digest
+    from raydali.data.index.files import absolute, digest
 
     workers = process_count(options.workers)
     if options.shorter_side < 0:
@@ -163,8 +163,8 @@ def _locked(target: str) -> Iterator[None]:
 def _begin(record: dict[str, Any], options: Prepare) -> dict[str, Any]:
     """Write the record, or compare it with an earlier one; return it with the earlier number of samples in a shard."""
     from raydali.commands.image_copies import PARTIAL, write_file
-    from raydali.data.sources.listing import folder_entries
-    from raydali.data.sources.storage import read, reason
+    from raydali.data.index.listing import folder_entries
+    from raydali.data.read.storage import read, reason
 
     target, place = options.target, f"{options.target}/{RECORD}"
     names, earlier = list[str](), dict[str, Any]()

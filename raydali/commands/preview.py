@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from raydali.data.sources.source import Source, classes_of
+from raydali.data.index.source import Source, classes_of
 from raydali.errors import DataError, UsageError
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
@@ -181,8 +181,8 @@ def _first_batch(
     device: str,
 ) -> tuple[list["Picture"], list[int]]:
     """Load a rank's first batch; return the pictures to draw, and all its ids."""
-    from raydali.data.loading.loader import LoaderOptions
-    from raydali.data.loading.make import make_loader
+    from raydali.data.load.loader import LoaderOptions
+    from raydali.data.load.make import make_loader
     from raydali.data.stream.stream import Once
     from raydali.report.contact_sheet import Picture
 

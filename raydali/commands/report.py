@@ -82,7 +82,7 @@ def main(options: Report) -> None:
 
 
 def _history(folder: "RunFolder", run: str) -> "History":
-    from raydali.data.sources.storage import reason
+    from raydali.data.read.storage import reason
     from raydali.report.html.history import History
 
     try:
@@ -92,7 +92,7 @@ def _history(folder: "RunFolder", run: str) -> "History":
 
 
 def _write_to(folder: "RunFolder", contents: bytes) -> None:
-    from raydali.data.sources.storage import reason
+    from raydali.data.read.storage import reason
     from raydali.run.folder import REPORT
 
     try:

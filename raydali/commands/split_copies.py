@@ -24,16 +24,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from raydali.commands.image_copies import BUFFER, PARTIAL, Written, copies, is_current, remove, replacing, write_file
-from raydali.data.loading.quarantine import BrokenSample
-from raydali.data.sources.file_rules import is_ignored, select_files
-from raydali.data.sources.files import Files, absolute, digest
-from raydali.data.sources.formats import check_column_options, kind_and_files, labeled_images, split_roots
-from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledSource, check_classes
-from raydali.data.sources.listing import entries_or_none, list_tree
-from raydali.data.sources.parquet import IMAGE, LABEL
-from raydali.data.sources.shards import Shards
-from raydali.data.sources.storage import file_system, modified_ns, read
-from raydali.data.tasks.decoder_choice import HEAD, format_of
+from raydali.data.broken.quarantine import BrokenSample
+from raydali.data.decode.decoder_choice import HEAD, format_of
+from raydali.data.index.file_rules import is_ignored, select_files
+from raydali.data.index.files import Files, absolute, digest
+from raydali.data.index.formats import check_column_options, kind_and_files, labeled_images, split_roots
+from raydali.data.index.labeled import IMAGE_EXTENSIONS, LabeledSource, check_classes
+from raydali.data.index.listing import entries_or_none, list_tree
+from raydali.data.index.parquet import IMAGE, LABEL
+from raydali.data.index.shards import Shards
+from raydali.data.read.storage import file_system, modified_ns, read
 from raydali.errors import DataError, UsageError
 from raydali.host.process_pool import in_processes
 from raydali.text import summarize

@@ -5,7 +5,7 @@
 
 Each file is read and decoded completely by DALI and Pillow (examine.py), or by FFmpeg, in as many processes as
 there are cores. These may die of a file, which is named. A run uses the same criterion for broken samples
-(data/loading/quarantine.py).
+(data/broken/quarantine.py).
 """
 
 import sys
@@ -25,7 +25,7 @@ from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import plural, printable, summarize
 
 if TYPE_CHECKING:
-    from raydali.data.loading.quarantine import BrokenSample
+    from raydali.data.broken.quarantine import BrokenSample
 
 SHOWN, SHOWN_WARNINGS = 50, 10
 Kind = Literal["images", "pairs", "masks", "boxes", "videos"]
@@ -76,8 +76,8 @@ def main(options: Verify) -> None:
         DataError: samples are broken (they were printed and written), or the storage does not answer.
     """
     from raydali.commands.examine import Found, examine_images, examine_videos, killed
-    from raydali.data.sources.exclusion import as_line
-    from raydali.data.sources.file_rules import describe_skipped
+    from raydali.data.index.exclusion import as_line
+    from raydali.data.index.file_rules import describe_skipped
     from raydali.data.tasks.class_check import class_warnings
 
     workers = process_count(options.workers)
@@ -142,13 +142,13 @@ def _show_printed(printed: dict[str, str]) -> None:
 
 
 def _sources(options: Verify) -> list[Any]:
-    from raydali.data.sources.coco_folder import one_split
-    from raydali.data.sources.file_list import is_list
-    from raydali.data.sources.files import absolute
-    from raydali.data.sources.formats import check_column_options, labeled_images, split_roots
-    from raydali.data.sources.image_pairs import ImagePairs
-    from raydali.data.sources.masked_images import train_and_val
-    from raydali.data.sources.video.clips import scan_videos
+    from raydali.data.index.coco_folder import one_split
+    from raydali.data.index.file_list import is_list
+    from raydali.data.index.files import absolute
+    from raydali.data.index.formats import check_column_options, labeled_images, split_roots
+    from raydali.data.index.image_pairs import ImagePairs
+    from raydali.data.index.masked_images import train_and_val
+    from raydali.data.video.clips import scan_videos
 
     data = options.data.rstrip("/") or "/"
     splits = ("train", "test") if options.kind == "pairs" else ("train", "val")

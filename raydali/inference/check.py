@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from raydali.data.sources.source import Source
+from raydali.data.index.source import Source
 from raydali.data.stream.stream import Once
 from raydali.errors import CommandError, RaydaliError, StorageAway
 from raydali.extras import default_loader

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.quarantine import Quarantine, none_read
-from raydali.data.sources.source import Source
+from raydali.data.broken.quarantine import Quarantine, none_read
+from raydali.data.index.source import Source
+from raydali.data.load.loader import Batch, Loader
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.host.hardware import PrecisionName, has_bf16

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources import storage
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.files import Files, absolute
-from raydali.data.sources.folder_layout import TRAINING, VALIDATION
-from raydali.data.sources.formats import (
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.files import Files, absolute
+from raydali.data.index.folder_layout import TRAINING, VALIDATION
+from raydali.data.index.formats import (
     Scan,
     check_column_options,
     kind_and_files,
@@ -20,7 +19,8 @@ from raydali.data.sources.formats import (
     source_kind,
     unlabeled_files,
 )
-from raydali.data.sources.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource
+from raydali.data.index.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource
+from raydali.data.read import storage
 from raydali.errors import UsageError
 from raydali.text import summarize
 

@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from raydali.data.loading.quarantine import none_read
-from raydali.data.sources.source import Source
+from raydali.data.broken.quarantine import none_read
+from raydali.data.index.source import Source
 from raydali.errors import CommandError, UsageError
 from raydali.inference.engine import PartResult
 from raydali.inference.kinds.kind import Kind

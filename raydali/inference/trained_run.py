@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from raydali.data.loading.loader import Loader
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.formats import check_column_options
-from raydali.data.sources.source import Source, TrainAndVal, classes_of
-from raydali.data.sources.storage import reason
+from raydali.data.index.formats import check_column_options
+from raydali.data.index.source import Source, TrainAndVal, classes_of
+from raydali.data.load.loader import Loader
+from raydali.data.load.make import make_loader
+from raydali.data.read.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import ValidationPairs
 from raydali.errors import RaydaliError, UsageError

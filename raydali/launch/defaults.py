@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.source import Source
+from raydali.data.index.source import Source
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window
 from raydali.data.stream.read_together import ReadTogether
 from raydali.data.stream.stream import Stream

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.host import start_clock
 from raydali.launch.options import LaunchOptions

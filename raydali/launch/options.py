@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
-from raydali.data.sources.cache_entries import CacheOption
+from raydali.data.read.node_cache.cache_entries import CacheOption
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.report.tracking import parse_trackers

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raydali.data.augment.augmentation import Augmentation, WarpFilter
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.index.labeled import LabeledFiles, LabeledSource
 from raydali.data.tasks.classification import ImageSizes
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN

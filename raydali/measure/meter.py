@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raydali.data.sources.read_counts import COUNTS, Counts
+from raydali.data.read.read_counts import COUNTS, Counts
 from raydali.host.cpu_times import cpu_times
 from raydali.host.hardware import has_bf16
 from raydali.measure.ceiling import share_of_ceiling
@@ -18,7 +18,7 @@ from raydali.measure.memory import memory_of
 from raydali.measure.records import Figures, RankRecord
 
 if TYPE_CHECKING:
-    from raydali.data.loading.loader import Loader
+    from raydali.data.load.loader import Loader
 
 PULSE_SECONDS = 5.0
 """Interval of publishing. Ray exports metrics every 10 s, and drops metrics that were not set for 20 s."""

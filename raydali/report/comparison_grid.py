@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydali.data.loading.loader import Loader
+from raydali.data.load.loader import Loader
 from raydali.data.stream.permutation import Permutation
 from raydali.report.contact_sheet import Picture, Row, Sheet, as_png
 from raydali.run.folder import SAMPLES, RunFolder

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from raydali.data.sources.tfrecord import as_record, records
+from raydali.data.index.tfrecord import as_record, records
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.text import printable
 

@@ -14,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from raydali.data.sources.storage import reason
+from raydali.data.read.storage import reason
 from raydali.errors import UsageError
 from raydali.host.background import Background
 from raydali.report.tensorboard import TensorBoard, scalars

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.data.sources.reading import with_retry
-from raydali.data.sources.storage import reason
+from raydali.data.read.reading import with_retry
+from raydali.data.read.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event, FirstCheckpoint
 from raydali.run.find import MANIFEST, REFUSED, lost_checkpoint, name_of, newest_first, step_of

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from raydali.data.sources.cache import cache_folder
+from raydali.data.index.cache import cache_folder
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker

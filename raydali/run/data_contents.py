@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources import storage
-from raydali.data.sources.files import Files, digest
-from raydali.data.sources.shards import Shards
-from raydali.data.sources.source import Source
-from raydali.data.sources.storage import ObjectPart
+from raydali.data.index.files import Files, digest
+from raydali.data.index.shards import Shards
+from raydali.data.index.source import Source
+from raydali.data.read import storage
+from raydali.data.read.storage import ObjectPart
 from raydali.data.stream.counter_rng import keyed
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder

@@ -123,7 +123,7 @@ class Quarantined(Event):
 
     Attributes:
         of: "training" or "validation", with a number for further validation sets.
-        id, path, reason, replaced_by: see `data.loading.quarantine.BrokenSample`.
+        id, path, reason, replaced_by: see `data.broken.quarantine.BrokenSample`.
     """
 
     event = "quarantine"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pyarrow.fs import FileType
 
-from raydali.data.sources.storage import reason
+from raydali.data.read.storage import reason
 from raydali.errors import UsageError
 from raydali.run.events import FirstCheckpoint, RunFinished
 from raydali.run.folder import CONFIG, EVENTS, FORM, USUAL_STORAGE, RunFolder

@@ -18,7 +18,7 @@ compile_cache/  what torch.compile has made, for nodes that lack it (compile_cac
 best/           the weights with the best validation score so far (model_file.py)
 checkpoint_*/   checkpoints (checkpoints.py)
 
-If a storage does not answer, calls are retried for a minute (data/sources/reading.py). Writes to local disks are not
+If a storage does not answer, calls are retried for a minute (data/read/reading.py). Writes to local disks are not
 retried at once, but repeated with the next checkpoint or event.
 """
 
@@ -36,8 +36,8 @@ from typing import Any, TypeVar
 
 from pyarrow import fs as arrow_fs
 
-from raydali.data.sources.reading import STORAGE_ERRNOS, errno_of, is_transient, with_retry
-from raydali.data.sources.storage import file_system, reason, refuse_secrets
+from raydali.data.read.reading import STORAGE_ERRNOS, errno_of, is_transient, with_retry
+from raydali.data.read.storage import file_system, reason, refuse_secrets
 from raydali.errors import StorageAway, UsageError
 from raydali.host.interrupts import deferred_signals
 from raydali.run import local_files

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raydali.data.sources.storage import reason
+from raydali.data.read.storage import reason
 from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 

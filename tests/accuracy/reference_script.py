@@ -21,7 +21,7 @@ from statistics import mean, stdev
 
 from PIL import Image
 
-from raydali.data.sources.formats import train_and_val
+from raydali.data.index.formats import train_and_val
 from tests.accuracy.side_by_side import side_by_side
 
 SIZE, RESIZED, BATCH = 28, 32, 128

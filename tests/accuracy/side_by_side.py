@@ -77,8 +77,8 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     import torch
 
     from jobs.imagenet import DIGITS, FINE_TUNING, Config, Data, train
-    from raydali.data.sources.builtin.digits import digits_folder
-    from raydali.data.sources.formats import train_and_val
+    from raydali.data.builtin.digits import digits_folder
+    from raydali.data.index.formats import train_and_val
     from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
     from raydali.launch.worker.environment import resolve_on_hardware

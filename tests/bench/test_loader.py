@@ -22,7 +22,7 @@ from raydali.bench.loader import ImageTask, LoaderBench
 from raydali.bench.loader_rates import Delivered, Pixels, Task, measure
 from raydali.bench.processes import MeasurementError
 from raydali.bench.synthetic import folder_or, write_images
-from raydali.data.loading.loader import Batch
+from raydali.data.load.loader import Batch
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
 from raydali.errors import CommandError, UsageError
 from tests.support import published_table

@@ -18,10 +18,10 @@ from raydali.bench.loader_rates import Delivered, Pixels
 from raydali.bench.processes import MeasurementError
 from raydali.bench.synthetic import VideoSet, write_videos
 from raydali.bench.video import VideoBench, VideoTask, random_square, read_by_pyav, squares
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.video.clips import VideoClips
+from raydali.data.load.loader import Batch
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD
-from raydali.data.tasks.video import rgb_clip
+from raydali.data.video.clips import VideoClips
+from raydali.data.video.task import rgb_clip
 from raydali.errors import CommandError, UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.videos import ROTATIONS, moving, write_video

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
 from raydali.host.processes import command_line
 from raydali.run.data_contents import CONTENTS
 from raydali.run.folder import EPOCHS, RunFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import DIGITS
-from raydali.data.loading.quarantine import BrokenSample
+from raydali.data.broken.quarantine import BrokenSample
 from raydali.run.folder import RunFolder
 from tests.support.broken import folder
 from tests.support.cluster import ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jobs.imagenet import Config
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.chaos.virtual_hosts import Host

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, descendants, kill, name_of, nodes
 from tests.support.messages import mentions

@@ -10,8 +10,8 @@ from nvidia.dali import Pipeline, fn
 from PIL import ExifTags, Image
 
 from raydali.commands.image_copies import downscale
-from raydali.data.loading.quarantine import why_broken
-from raydali.data.tasks.pillow import decoded
+from raydali.data.broken.quarantine import why_broken
+from raydali.data.decode.pillow import decoded
 from raydali.errors import DataError
 from tests.support.broken import CONTENTS, jpeg
 from tests.support.pictures import oriented, photograph

@@ -17,11 +17,11 @@ import pytest
 
 from raydali import cli
 from raydali.commands.prepare import Prepare, main
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.decode.pillow import decoded
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, damage, folder, jpeg
 from tests.support.disks import small_disk

@@ -18,9 +18,9 @@ import pytest
 
 from raydali.commands.prepare import Prepare, main
 from raydali.commands.split_copies import ROWS
-from raydali.data.sources.formats import labeled_images, train_and_val
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.tasks.pillow import decoded
+from raydali.data.decode.pillow import decoded
+from raydali.data.index.formats import labeled_images, train_and_val
+from raydali.data.index.labeled import LabeledFiles, LabeledSource
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, damage, jpeg
 from tests.support.disks import small_disk

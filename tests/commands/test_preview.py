@@ -11,11 +11,11 @@ from jobs.imagenet import Config, train_pipeline, val_pipeline
 from raydali import cli
 from raydali.commands import preview
 from raydali.commands.preview import Preview, main
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.builtin.shapes import shapes_folder
-from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.builtin.shapes import shapes_folder
+from raydali.data.index.formats import labeled_images
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.errors import DataError, UsageError
 from raydali.report import contact_sheet

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from raydali.commands.verify import Kind, Verify, main
-from raydali.data.sources.exclusion import exclude, read_list
-from raydali.data.sources.formats import train_and_val
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.tar import TarShards
+from raydali.data.index.exclusion import exclude, read_list
+from raydali.data.index.formats import train_and_val
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.tar import TarShards
 from raydali.errors import DataError, UsageError
 from tests.support.broken import CONTENTS, KINDS, folder, jpeg
 from tests.support.messages import mentioning, mentions

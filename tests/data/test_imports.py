@@ -7,7 +7,7 @@ import pytest
 
 HEAVY = {"ray", "torch", "torchvision", "nvidia", "PIL", "sklearn"}
 JOBS = {"detection": "SHAPES", "imagenet": "DIGITS", "restoration": "BLURRED", "video": "DISCS"}
-MODULES = "tasks.classification", "sources.builtin.digits", "sources.labeled", "stream.stream"
+MODULES = "tasks.classification", "builtin.digits", "index.labeled", "stream.stream"
 
 
 @pytest.mark.parametrize(

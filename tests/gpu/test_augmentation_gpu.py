@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.augment.operations import OPERATIONS, WIDTH
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 

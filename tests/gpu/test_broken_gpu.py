@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.loader import LoaderOptions
-from raydali.data.loading.make import make_loader
-from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.loader import LoaderOptions
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.broken import KINDS, folder

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.pictures import encoded, files, one_batch
 

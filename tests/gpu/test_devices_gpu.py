@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from jobs.restoration import BLURRED, Data, train
-from raydali.data.sources.builtin.blurred import blurred_folder
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.builtin.blurred import blurred_folder
+from raydali.data.index.image_pairs import ImagePairs
 from tests.support.ranks import CPU, LocalSession, Stopped, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

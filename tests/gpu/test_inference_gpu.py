@@ -13,8 +13,8 @@ from jobs import detection, imagenet, restoration
 from raydali.commands import evaluate, predict
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.predict import Predict
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.builtin.shapes import shapes_folder
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.builtin.shapes import shapes_folder
 from tests.support.pictures import photograph
 from tests.support.trained_runs import made_run
 

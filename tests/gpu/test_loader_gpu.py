@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from tests.support.pictures import encoded, files, photograph

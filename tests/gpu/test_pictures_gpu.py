@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from raydali.data.loading.make import make_loader
-from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.files import Files
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.index.files import Files
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.restoration import WholeImages

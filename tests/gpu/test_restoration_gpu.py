@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
 from raydali.errors import DataError

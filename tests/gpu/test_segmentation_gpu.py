@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.masked_images import MaskedImages, train_and_val
+from raydali.data.index.masked_images import MaskedImages, train_and_val
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.run.folder import RunFolder

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from jobs.imagenet import DIGITS
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
 from raydali.run.folder import RunFolder
 from tests.support.traces import assert_whole
 

@@ -13,8 +13,8 @@ import torch
 import torchvision
 from torch import nn
 
-from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.loading.loader import Batch
+from raydali.data.load.dali_loader import DaliLoader
+from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.train.evaluation.classification import evaluate

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.data.loading.make import make_video_loader, video_engines
-from raydali.data.sources.video.clips import VideoClips
+from raydali.data.load.make import make_video_loader, video_engines
 from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.video import TrainClips, ValidationClips
+from raydali.data.video.clips import VideoClips
+from raydali.data.video.task import TrainClips, ValidationClips
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.videos import (

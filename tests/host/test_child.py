@@ -130,14 +130,14 @@ def test_an_interrupt_ends_what_runs_in_children_at_once(way: str, busy: int, tm
 
 
 def _in_fork(answer: "object") -> None:
-    from raydali.data.tasks.pillow import decoded
+    from raydali.data.decode.pillow import decoded
     from tests.support.odd_pictures import SOUND
 
     answer.put(decoded(SOUND["animated.png"]).size)  # type: ignore[attr-defined]
 
 
 def test_a_forked_process_has_children_of_its_own() -> None:
-    from raydali.data.tasks.pillow import decoded
+    from raydali.data.decode.pillow import decoded
     from tests.support.odd_pictures import SOUND
 
     assert decoded(SOUND["animated.png"]).size == (48, 32)

@@ -26,8 +26,8 @@ from jobs import imagenet
 from raydali import cli
 from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.inference.trained_run import open_run
 from raydali.run.data_contents import compared_contents, write_contents

@@ -19,10 +19,10 @@ from jobs import detection, imagenet, restoration, video
 from raydali.commands import evaluate, predict
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.predict import Predict
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.builtin.moving_discs import moving_discs_folder
-from raydali.data.sources.builtin.shapes import shapes_folder
-from raydali.data.sources.coco_folder import one_split
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.builtin.moving_discs import moving_discs_folder
+from raydali.data.builtin.shapes import shapes_folder
+from raydali.data.index.coco_folder import one_split
 from raydali.errors import CommandError, UsageError
 from raydali.inference.kinds.detection import Detection
 from raydali.inference.trained_run import open_run

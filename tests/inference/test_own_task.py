@@ -16,7 +16,7 @@ from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
 from raydali.commands.predict import Predict
 from raydali.commands.preview import Preview
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
 from raydali.errors import UsageError
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder

@@ -23,7 +23,7 @@ from jobs import imagenet
 from raydali.commands import evaluate, predict
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.predict import Predict
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.host.hardware import has_bf16
 from raydali.inference import predictions

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data.loading.make import make_loader
-from raydali.data.loading.quarantine import Quarantine, substitute
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.exclusion import exclude
+from raydali.data.broken.quarantine import Quarantine, substitute
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.exclusion import exclude
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError

@@ -16,7 +16,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from jobs.detection import SHAPES, Config, Data, open_data, train
-from raydali.data.sources.coco import Coco
+from raydali.data.index.coco import Coco
 from raydali.errors import UsageError
 from raydali.train.evaluation.detection import Found, coco_metrics
 from raydali.train.models.detection import build_detector, check_detector

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from jobs import detection, restoration, segmentation
 from jobs.imagenet import Data, build_model, train
-from raydali.data.sources.source import classes_of
+from raydali.data.index.source import classes_of
 from raydali.train.weights.matching import MatchedWeights, match
 from raydali.train.weights.reading import read_weights
 from tests.support.digits import SHORT, few_digits

@@ -13,9 +13,9 @@ from PIL import Image
 
 from jobs import grid
 from jobs.grid import Grid, quarters
-from raydali.data.loading.loader import Batch
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.loader import Batch
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError
 from tests.support.messages import mentioning, mentions

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from jobs.restoration import BLURRED, JOB, Config, Data, train
-from raydali.data.sources.builtin.blurred import blurred_folder
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.builtin.blurred import blurred_folder
+from raydali.data.index.image_pairs import ImagePairs
 from raydali.data.stream.permutation import Permutation
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse

@@ -14,14 +14,14 @@ from jobs import segmentation
 from jobs.segmentation import JOB, SHAPES, Config, open_data, train
 from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
-from raydali.data.sources.builtin.shapes import masked_shapes_folder
+from raydali.data.builtin.shapes import masked_shapes_folder
 from raydali.errors import UsageError
 from raydali.inference.kinds.segmentation import colour_of
 from raydali.inference.trained_run import open_run
 from raydali.launch.driver.command import parse
 from raydali.launch.driver.launcher import launch
 from raydali.report.console import Console
-from tests.data.sources.test_masked_images import folders, grey
+from tests.data.index.test_masked_images import folders, grey
 from tests.inference.test_kinds import evaluated, predicted
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning

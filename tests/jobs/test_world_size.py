@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jobs.imagenet import Data, train
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
+from raydali.data.index.labeled import LabeledFiles, LabeledSource
 from raydali.run.folder import RunFolder
 from raydali.run.sample_trace import read_samples
 from tests.support.digits import SHORT, digits_data, few_digits

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydali.data.sources.read_counts import COUNTS
-from raydali.data.sources.reading import PythonCpuTime, WaitTimer
+from raydali.data.read.read_counts import COUNTS
+from raydali.data.read.reading import PythonCpuTime, WaitTimer
 from raydali.measure.meter import PULSE_SECONDS, EpochMeter, LiveMetrics, StageClock
 from raydali.measure.records import Figures
 from tests.support.records import epoch_line

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raydali.data.sources import masked_images, storage
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.file_list import FileList
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.parquet import Parquet
-from raydali.data.sources.source import Source
-from raydali.data.sources.tar import TarShards
-from raydali.data.sources.tfrecord import TFRecords
-from raydali.data.sources.video.clips import VideoClips
+from raydali.data.index import masked_images
+from raydali.data.index.coco import Coco
+from raydali.data.index.file_list import FileList
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.parquet import Parquet
+from raydali.data.index.source import Source
+from raydali.data.index.tar import TarShards
+from raydali.data.index.tfrecord import TFRecords
+from raydali.data.read import storage
+from raydali.data.video.clips import VideoClips
 from raydali.errors import UsageError
 from raydali.run.data_contents import DATA_CONTENTS, FILES, check_contents, compared_contents, sample, write_contents
 from raydali.run.folder import RunFolder

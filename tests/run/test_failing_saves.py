@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from raydali.data.sources import reading
+from raydali.data.read import reading
 from raydali.errors import StorageAway, StorageError
 from raydali.run import checkpoints
 from raydali.run.checkpoints import MAX_FAILURES

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 from raydali.errors import StorageAway, UsageError
 from raydali.run.find import find_run
 from raydali.run.folder import FORM, RunFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 from tests.support.pictures import encoded, photograph
 
 SOUND = "sound"

@@ -7,8 +7,8 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock
 
 from jobs.imagenet import DIGITS, Data
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
 
 SHORT = replace(DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True)
 """Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not. Steps 0..14 close the

@@ -13,9 +13,9 @@ from typing import Any
 
 from PIL import Image
 
-from raydali.data.loading import screening
-from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.tasks import decoder_choice, pillow
+from raydali.data.broken import screening
+from raydali.data.decode import decoder_choice, pillow
+from raydali.data.load.dali_loader import DaliLoader
 from tests.support.broken import jpeg
 
 TURNS = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0"

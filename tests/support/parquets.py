@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.index.labeled import LabeledSource
 
 STRUCT = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 
-from raydali.data.loading.loader import Loader
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.source import Source
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.source import Source
+from raydali.data.load.loader import Loader
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import Once
 from raydali.data.tasks.pipeline import Pipeline
 

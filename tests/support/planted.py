@@ -16,9 +16,9 @@ from torch import nn
 
 import raydali.train.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
-from raydali.data.loading.dali_loader import DaliLoader
-from raydali.data.sources.files import Files
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.files import Files
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.dali_loader import DaliLoader
 from raydali.data.tasks.classification import TrainImages
 from raydali.run.folder import RunFolder
 from raydali.train.worker import Worker

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from raydali.bench import common, synthetic
 from raydali.bench.loader import LoaderBench, our_batches
 from raydali.bench.loader_rates import Batches, Task, loader_columns, loader_title, measure_loaders, row_name
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.errors import CommandError, UsageError

@@ -32,8 +32,8 @@ context.set_forkserver_preload(
         "jobs.imagenet",
         "raydali.launch.worker.training_run",
         # What a job imports in a worker, a test beside its job, and both for their images and tables.
-        "raydali.data.loading.screening",
-        "raydali.data.loading.dali_loader",
+        "raydali.data.broken.screening",
+        "raydali.data.load.dali_loader",
         "raydali.train.evaluation.classification",
         "raydali.train.losses",
         "raydali.train.optim",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.sources.tar import TarShards
+from raydali.data.index.tar import TarShards
 from tests.support.pictures import encoded, photograph
 
 Members = dict[str, bytes]

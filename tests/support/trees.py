@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.index.labeled import LabeledSource
 
 NASTY = [
     "cat/1.jpg",

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.masked_images import MaskedImages
-from raydali.data.sources.source import classes_of
-from raydali.data.tasks.pillow import opened, orientation
+from raydali.data.decode.pillow import opened, orientation
+from raydali.data.index.coco import Coco
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.masked_images import MaskedImages
+from raydali.data.index.source import classes_of
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 

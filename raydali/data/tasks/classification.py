@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
-from raydali.data.sources.labeled import LabeledSource
+from raydali.data.index.labeled import LabeledSource
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks import crops
 from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops
@@ -141,7 +141,7 @@ class TrainImages(RandomCrops, Images):
         import torch
         from torchvision.transforms.v2 import functional as F
 
-        from raydali.data.tasks.pillow import decoded
+        from raydali.data.decode.pillow import decoded
 
         image = decoded(source.read(id))
         draws, flips = self.draws(np.array([id]), np.array([epoch]))
@@ -198,7 +198,7 @@ class ValidationImages(ResizedImages, Images):
 
     def sample(self, source: LabeledSource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same crop, made by Pillow: image (3, image_size, image_size) uint8, label."""
-        from raydali.data.tasks.pillow import decoded
+        from raydali.data.decode.pillow import decoded
 
         image = decoded(source.read(id))
         return _tensors(crops.pillow_centre(image, self.shorter_side, self.image_size, self.interpolation), source, id)

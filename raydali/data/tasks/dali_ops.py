@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nvidia.dali import fn
 from nvidia.dali.pipeline import do_not_convert
 
-from raydali.data.sources.reading import PythonCpuTime
+from raydali.data.read.reading import PythonCpuTime
 from raydali.data.tasks.crops import on_threads
 from raydali.data.tasks.pipeline import Interpolation
 

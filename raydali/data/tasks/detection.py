@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.coco import Coco
+from raydali.data.index.coco import Coco
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops, Range, resize
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
@@ -203,7 +203,7 @@ def _differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
 
 
 def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
-    from raydali.data.tasks.pillow import decoded
+    from raydali.data.decode.pillow import decoded
 
     image = decoded(source.read(id))
     shape = np.array([image.height, image.width])

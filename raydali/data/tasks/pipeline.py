@@ -1,6 +1,6 @@
 """The interface of a task: the inputs of a DALI graph, and the graph itself.
 
-A task is a `Pipeline` for one kind of `Source`. The loaders (data/loading/loader.py) use only this interface:
+A task is a `Pipeline` for one kind of `Source`. The loaders (data/load/loader.py) use only this interface:
 
     ids --> inputs --> [ read, peek at shapes --> compute_crops ] --> graph --> tensors
             threads      if `image_files` > 0
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.reading import Cause
-from raydali.data.sources.source import Source
+from raydali.data.index.source import Source
+from raydali.data.read.reading import Cause
 
 if TYPE_CHECKING:
     import torch

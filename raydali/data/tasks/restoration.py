@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.files import Files
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.index.files import Files
+from raydali.data.index.image_pairs import ImagePairs
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import RandomFlips
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
@@ -155,7 +155,7 @@ class WholeImages(Pipeline[Files], DecoderSettings):
         """Return an image, decoded by Pillow."""
         from torchvision.transforms import functional as F
 
-        from raydali.data.tasks.pillow import decoded
+        from raydali.data.decode.pillow import decoded
 
         return (F.pil_to_tensor(decoded(source.read(id))),)
 
@@ -173,7 +173,7 @@ def windows(shapes: Integers, places: NDArray[np.float64], window: tuple[int, in
 
 
 def _image(files: Files, id: int) -> "Image.Image":
-    from raydali.data.tasks.pillow import decoded
+    from raydali.data.decode.pillow import decoded
 
     try:
         return decoded(files.read(id))

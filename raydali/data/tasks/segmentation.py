@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.sources.masked_images import IGNORED, MaskedImages
-from raydali.data.sources.reading import Cause
+from raydali.data.index.masked_images import IGNORED, MaskedImages
+from raydali.data.read.reading import Cause
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import RandomFlips, Range, resize
 from raydali.data.tasks.detection import FILL
@@ -128,7 +128,7 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         from PIL import Image
         from torchvision.transforms.v2 import functional as F
 
-        from raydali.data.tasks.pillow import decoded
+        from raydali.data.decode.pillow import decoded
 
         image, mask = decoded(source.inputs.read(id)), source.mask(id)
         shape = np.array([[image.height, image.width]])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from raydali.data.sources.source import Source
+from raydali.data.index.source import Source
 from raydali.data.tasks.classification import ValidationImages
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError

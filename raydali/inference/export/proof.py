@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.source import Source
-from raydali.data.tasks.pillow import decoded
+from raydali.data.decode.pillow import decoded
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.source import Source
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import CommandError
 from raydali.inference import workers

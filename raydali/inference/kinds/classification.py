@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.formats import unlabeled_files
-from raydali.data.sources.labeled import LabeledSource
-from raydali.data.sources.video.clips import EXTENSIONS, VideoClips, scan_videos
+from raydali.data.index.formats import unlabeled_files
+from raydali.data.index.labeled import LabeledSource
+from raydali.data.load.loader import Batch
+from raydali.data.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labeled_like, unlabeled, unlabeled_like
 from raydali.inference.worst import worst_of

@@ -10,13 +10,13 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.coco_folder import one_split
-from raydali.data.sources.exclusion import exclude
-from raydali.data.sources.files import absolute
-from raydali.data.sources.formats import unlabeled_files
-from raydali.data.sources.labeled import IMAGE_EXTENSIONS
+from raydali.data.index.coco import Coco
+from raydali.data.index.coco_folder import one_split
+from raydali.data.index.exclusion import exclude
+from raydali.data.index.files import absolute
+from raydali.data.index.formats import unlabeled_files
+from raydali.data.index.labeled import IMAGE_EXTENSIONS
+from raydali.data.load.loader import Batch
 from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.extras import require_extra
 from raydali.inference.kinds.kind import Arrays, Columns, Kind

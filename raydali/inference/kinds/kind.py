@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.formats import unlabeled_files
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import IMAGE_EXTENSIONS
+from raydali.data.index.formats import unlabeled_files
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import IMAGE_EXTENSIONS
+from raydali.data.load.loader import Batch
 from raydali.data.tasks import classification
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import WholeImages

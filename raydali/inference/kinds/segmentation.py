@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.file_list import is_list
-from raydali.data.sources.files import absolute
-from raydali.data.sources.masked_images import IGNORED, MaskedImages
-from raydali.data.sources.storage import is_folder
+from raydali.data.index.file_list import is_list
+from raydali.data.index.files import absolute
+from raydali.data.index.masked_images import IGNORED, MaskedImages
+from raydali.data.load.loader import Batch
+from raydali.data.read.storage import is_folder
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of

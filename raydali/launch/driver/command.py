@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from raydali.data.sources.cache import cache_with_runs
-from raydali.data.sources.storage import refuse_secrets
+from raydali.data.index.cache import cache_with_runs
+from raydali.data.read.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.host import start_clock
 from raydali.host.background import Background

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raydali.data.sources.source import Source, TrainAndVal, classes_of
-from raydali.data.sources.validation_set import warn_of_overlap
+from raydali.data.index.source import Source, TrainAndVal, classes_of
+from raydali.data.index.validation_set import warn_of_overlap
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt

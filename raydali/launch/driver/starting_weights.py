@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydali.data.sources.source import TrainAndVal, classes_of
+from raydali.data.index.source import TrainAndVal, classes_of
 from raydali.data.tasks.classification import validation_size
 from raydali.errors import UsageError
 from raydali.host.facts import versions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.index.source import TrainAndVal
 from raydali.host import start_clock
 from raydali.host.cpu_times import load
 from raydali.launch.channel import DriverChannel

@@ -1,6 +1,6 @@
 """The broken samples of a run: the ranks merge, report, limit and save what each of them has found.
 
-Each rank finds and replaces broken samples independently (data/loading/quarantine.py). At intervals the ranks merge
+Each rank finds and replaces broken samples independently (data/broken/quarantine.py). At intervals the ranks merge
 their findings. Only the merged result is compared with the limit, so all ranks stop at the same step.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydali.data.loading.loader import Loader, left_in_flight
-from raydali.data.loading.quarantine import BrokenSample, Quarantine
-from raydali.data.sources.reading import OUTAGES, Outage, causes
-from raydali.data.sources.source import Source
+from raydali.data.broken.quarantine import BrokenSample, Quarantine
+from raydali.data.index.source import Source
+from raydali.data.load.loader import Loader, left_in_flight
+from raydali.data.read.reading import OUTAGES, Outage, causes
 from raydali.data.stream.stream import Order, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, NodeError

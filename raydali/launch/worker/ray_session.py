@@ -11,8 +11,8 @@ import ray.train.torch
 import torch
 from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
-from raydali.data.loading.loader import Loader
-from raydali.data.sources.reading import retries
+from raydali.data.load.loader import Loader
+from raydali.data.read.reading import retries
 from raydali.data.stream.stream import Stream
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock

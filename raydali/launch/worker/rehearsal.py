@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.load.loader import Batch, Loader
 from raydali.host import start_clock
 from raydali.host.hardware import COMPILED_VALIDATION_PAYS_FROM
 from raydali.launch.worker.run_ceiling import RunCeiling

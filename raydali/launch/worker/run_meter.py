@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydali.data.loading.loader import Loader
+from raydali.data.load.loader import Loader
 from raydali.data.stream.class_mixing import useful_block
 from raydali.launch.worker.step import RunParts
 from raydali.measure.flops import peak_flops

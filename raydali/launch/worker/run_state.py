@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from raydali.data.sources.storage import reason
+from raydali.data.read.storage import reason
 from raydali.data.stream.stream import Stream
 from raydali.errors import DivergedError
 from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions

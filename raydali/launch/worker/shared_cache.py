@@ -11,12 +11,12 @@ from itertools import compress
 
 import numpy as np
 
-from raydali.data.sources import objects, storage
-from raydali.data.sources.cache_entries import CacheOption, Entries
-from raydali.data.sources.cache_peers import serve
-from raydali.data.sources.node_cache import TAG_BYTES, NodeCache, bucket_of, key_of
-from raydali.data.sources.source import Source
-from raydali.data.sources.storage import CONNECTIONS, ObjectPart, not_permitted
+from raydali.data.index.source import Source
+from raydali.data.read import objects, storage
+from raydali.data.read.node_cache.cache_entries import CacheOption, Entries
+from raydali.data.read.node_cache.cache_peers import serve
+from raydali.data.read.node_cache.node_cache import TAG_BYTES, NodeCache, bucket_of, key_of
+from raydali.data.read.storage import CONNECTIONS, ObjectPart, not_permitted
 from raydali.host.child import Child, ChildDiedError
 from raydali.run.data_contents import FILES, indexes_of, sample
 from raydali.text import GIGABYTE, summarize

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from raydali.data.loading.loader import Batch, Loader
+from raydali.data.load.loader import Batch, Loader
 
 FIRST_SHARE = 0.25
 """Share of the time after which the first epoch is closed."""

@@ -29,9 +29,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from raydali.data.loading.loader import Batch, Loader, LoaderOptions
-from raydali.data.loading.make import make_loader
-from raydali.data.sources.source import TrainAndVal
+from raydali.data.index.source import TrainAndVal
+from raydali.data.load.loader import Batch, Loader, LoaderOptions
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import MicroBatch, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.extras import default_loader

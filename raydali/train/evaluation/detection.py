@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torchmetrics.detection import MeanAveragePrecision
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.coco import Coco
+from raydali.data.index.coco import Coco
+from raydali.data.load.loader import Batch
 from raydali.data.tasks.detection import Boxes, unfitted
 from raydali.train.evaluation.validation import evaluating, gather_arrays, require_read
 from raydali.train.step import Precision

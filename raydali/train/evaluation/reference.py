@@ -18,8 +18,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from raydali.data.loading.loader import Batch, Loader
-from raydali.data.sources.source import Source
+from raydali.data.index.source import Source
+from raydali.data.load.loader import Batch, Loader
 from raydali.train.checkpoint_file import serialize, tensors_in
 from raydali.train.evaluation.validation import ValidationForward, evaluating
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.data.loading.loader import Batch
+from raydali.data.load.loader import Batch
 from raydali.train.evaluation.validation import evaluating, require_read
 from raydali.train.step import Precision
 from raydali.train.worker import Worker

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.data.sources.masked_images import IGNORED, MaskedImages
+from raydali.data.index.masked_images import IGNORED, MaskedImages
 from raydali.train.evaluation.validation import ValidationPass, evaluating, require_read
 from raydali.train.worker import Worker
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raydali.data.loading.loader import Batch, Loader
-from raydali.data.loading.quarantine import none_read
+from raydali.data.broken.quarantine import none_read
+from raydali.data.load.loader import Batch, Loader
 from raydali.train.cuda_graphs import capture
 from raydali.train.step import Precision, compile_function
 from raydali.train.worker import Worker

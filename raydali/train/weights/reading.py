@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from raydali.data.sources import storage
-from raydali.data.sources.files import absolute
+from raydali.data.index.files import absolute
+from raydali.data.read import storage
 from raydali.errors import UsageError
 from raydali.text import error_line, summarize
 from raydali.train.models.factories import build_timm, is_timm, timm_settings

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from raydali.data.sources import masked_images
-from raydali.data.sources.coco import Coco
-from raydali.data.sources.image_pairs import ImagePairs
-from raydali.data.sources.labeled import LabeledFiles
-from raydali.data.sources.masked_images import MaskedImages, train_and_val
+from raydali.data.index import masked_images
+from raydali.data.index.coco import Coco
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.index.masked_images import MaskedImages, train_and_val
 from raydali.data.tasks.class_check import class_warnings
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError

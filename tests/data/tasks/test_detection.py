@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.coco import Coco
+from raydali.data.index.coco import Coco
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.detection import FILL, PADDING, TrainImages, ValidationImages, fitted, moved, padded, unfitted
 from raydali.errors import DataError, UsageError

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.loader import LoaderOptions
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.decode.pillow import decoded
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.loader import LoaderOptions
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import Order, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.data.tasks.pillow import decoded
 from raydali.errors import DataError
 from tests.support.broken import folder
 from tests.support.messages import mentioning

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydali.data.augment.augmentation import Augmentation
-from raydali.data.loading.loader import Batch, LoaderOptions
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.labeled import LabeledFiles
+from raydali.data.index.labeled import LabeledFiles
+from raydali.data.load.loader import Batch, LoaderOptions
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import ImageSizes, TrainImages, validation_size
 from raydali.errors import UsageError

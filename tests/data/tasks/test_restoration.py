@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.sources.image_pairs import ImagePairs
+from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import Pairs, TrainPairs, ValidationPairs, windows
 from raydali.errors import DataError, UsageError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from raydali.data.loading.make import LoaderName, make_loader
-from raydali.data.loading.quarantine import Quarantine
-from raydali.data.sources.masked_images import IGNORED, MaskedImages, train_and_val
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.index.masked_images import IGNORED, MaskedImages, train_and_val
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import Once, OrderedPass, Stream
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError

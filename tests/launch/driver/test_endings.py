@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydali.data.sources.reading import with_retry
+from raydali.data.read.reading import with_retry
 from raydali.errors import TrainingError, UsageError
 from raydali.launch.driver.endings import driver_error, final_error, resume_hint
 from raydali.run.messages import WorkerError

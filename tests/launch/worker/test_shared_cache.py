@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jobs.imagenet import Data, train
-from raydali.data.sources.builtin.digits import digits_folder
-from raydali.data.sources.formats import labeled_images
-from raydali.data.sources.labeled import LabeledFiles, LabeledSource
-from raydali.data.sources.read_counts import COUNTS
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.formats import labeled_images
+from raydali.data.index.labeled import LabeledFiles, LabeledSource
+from raydali.data.read.read_counts import COUNTS
 from raydali.launch.worker.shared_cache import shared_cache
 from raydali.run.folder import RunFolder
 from raydali.run.messages import RankWarning

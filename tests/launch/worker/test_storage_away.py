@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import Config, Data, train
-from raydali.data.sources import reading
-from raydali.data.sources.builtin.digits import digits_folder
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.read import reading
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
 from raydali.launch.worker.ray_session import worker_error

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from jobs.imagenet import Config, train_pipeline, val_pipeline
-from raydali.data.loading.make import make_loader
+from raydali.data.load.make import make_loader
 from raydali.errors import UsageError
 from raydali.host.hardware import PrecisionName
 from raydali.launch.worker.step import Step

@@ -7,8 +7,8 @@ PACKAGE = DISTRIBUTION = "raydali"
 
 
 def batches(setup: Setup) -> Batches:
-    from raydali.data.loading.make import make_loader
-    from raydali.data.sources.labeled import LabeledFiles
+    from raydali.data.index.labeled import LabeledFiles
+    from raydali.data.load.make import make_loader
     from raydali.data.stream.stream import Stream
     from raydali.data.tasks.classification import TrainImages
     from raydali.extras import has_dali

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePrecision
 
-from raydali.data.loading.loader import Batch
-from raydali.data.loading.make import make_loader
-from raydali.data.loading.quarantine import Quarantine
+from raydali.data.broken.quarantine import Quarantine
+from raydali.data.load.loader import Batch
+from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.data.loading.loader import Batch
+from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.train.evaluation.restoration import HIGHEST_PSNR, RestorationNetwork, charbonnier, evaluate, restore
 from raydali.train.step import Precision

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_jaccard_index
 
-from raydali.data.loading.loader import Batch
-from raydali.data.sources.masked_images import IGNORED, train_and_val
+from raydali.data.index.masked_images import IGNORED, train_and_val
+from raydali.data.load.loader import Batch
 from raydali.errors import UsageError
 from raydali.train.evaluation.segmentation import balanced_weights, cross_entropy, evaluate, mask_files
 from raydali.train.evaluation.validation import ValidationPass

@@ -1,0 +1,1 @@
+"""Broken samples: how they are found, and what replaces them."""

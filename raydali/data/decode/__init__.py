@@ -1,0 +1,1 @@
+"""Decoding of pictures: which decoder takes a file, and Pillow, which takes what DALI cannot."""

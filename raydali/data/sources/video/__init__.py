@@ -1,1 +1,0 @@
-"""Videos: their packets, their clips, and where the frames of a clip are."""
