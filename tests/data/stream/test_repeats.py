@@ -150,17 +150,6 @@ def test_known_values() -> None:
     assert [sample[1] for sample in samples_of(batches)] == first + second + third
 
 
-def test_one_repeat_is_the_stream_of_before() -> None:
-    """The literal ids of the version before repeats."""
-    plain = stream_of(samples=10, epochs=2, repeats=1)
-    expected = [9, 0, 2, 3, 7, 8, 4, 5, 6, 1, 6, 9, 1, 3, 5, 0, 8, 2, 4, 7]
-    in_blocks = [8, 5, 4, 7, 9, 1, 2, 6, 3, 0, 4, 2, 7, 0, 1, 8, 6, 9, 5, 3]
-    for stream, ids in ((plain, expected), (replace(plain, shuffle_block=3), in_blocks)):
-        batches = [*stream.micro_batches(0, 1)]
-        assert np.concatenate([one.ids for one in batches]).tolist() == ids
-        assert all(one.repeats is None and one.draw_keys is one.epochs for one in batches)
-
-
 def test_repeats_draw_other_numbers_and_the_first_those_of_its_epoch() -> None:
     drawn: dict[int, set[float]] = {}
     for one in stream_of(epochs=2).micro_batches(0, 1):
