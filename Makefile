@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist load
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests quick chaos scoreboard check style types figures docs wheel lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests quick chaos scoreboard check style types docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -52,10 +52,6 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-
-# Lines, circles, fragments, ... of this checkout; AGAINST=TREE shows those of another one too.
-figures: setup
-	PYTHONPATH=. $(BIN)/python tests/support/figures.py $(if $(AGAINST),--against $(AGAINST)) $(if $(LIST),--list $(LIST))
 
 # Into build/site; a warning is an error.
 docs: setup
