@@ -26,7 +26,8 @@ subprocess.Popen([sys.executable, "-c", {CHILD!r}], env={{}}, start_new_session=
 
 
 @pytest.fixture
-def head() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
     environment = {**os.environ, processes.MARK: mark}
     process = subprocess.Popen(
@@ -50,8 +51,7 @@ def test_members_are_found_by_mark_and_by_parent(head: tuple[str, subprocess.Pop
     assert processes.members("another") == []
 
 
-def test_all_of_them_are_ended(head: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+def test_all_of_them_are_ended(head: tuple[str, subprocess.Popen[bytes]]) -> None:
     mark, process = head
     found = processes.members(mark)
     assert processes.end(mark) == []

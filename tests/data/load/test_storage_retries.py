@@ -96,13 +96,17 @@ def test_one_that_stays_away_is_no_sample_s_fault(
     assert not quarantine.known
 
 
+def renamed(root: Path) -> None:
+    root.rename(root.with_name("away"))
+
+
 def unmounted(root: Path) -> None:
     """An empty folder in the place of this one, as an unmounted storage leaves it."""
     root.rename(root.with_name("away"))
     root.mkdir()
 
 
-@pytest.mark.parametrize("take_away", [lambda root: root.rename(root.with_name("away")), unmounted])
+@pytest.mark.parametrize("take_away", [unmounted, pytest.param(renamed, marks=pytest.mark.slow)])
 def test_a_folder_that_is_away_for_a_while_has_no_broken_samples(
     tmp_path: Path, name: LoaderName, take_away: Callable[[Path], object]
 ) -> None:
@@ -183,10 +187,10 @@ def read_while_busy(variables: dict[str, str], name: LoaderName, root: str, seco
 def test_an_object_store_that_is_busy(flaky_s3: FlakyS3, tmp_path: Path, name: LoaderName, seconds: float) -> None:
     import boto3
 
-    made = folder(tmp_path, FEW.samples, {})
+    made, client = folder(tmp_path, FEW.samples, {}), boto3.client("s3")
     for id in range(FEW.samples):
         key = os.path.relpath(made.path(id), tmp_path)
-        boto3.client("s3").put_object(Bucket="bucket", Key=f"data/{key}", Body=made.read(id))
+        client.put_object(Bucket="bucket", Key=f"data/{key}", Body=made.read(id))
     seen, known, outages = run_ranks(1, read_while_busy, flaky_s3.variables, name, "s3://bucket/data", seconds)[0]
     assert seen == ids_of(FEW) and not known
     assert flaky_s3.refused, "nothing was asked for meanwhile"
