@@ -170,10 +170,7 @@ class Files:
         Raises:
             OSError: a file cannot be read; names its path. Paths are not checked.
         """
-        if self.dali_reads:
-            return self._padded_paths(ids)
-        with reading():
-            return self._contents(ids)
+        return self._padded_paths(ids) if self.dali_reads else self.contents(ids)
 
     def _padded_paths(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         root = np.frombuffer(os.fsencode(os.path.join(self.root, "")), np.uint8)
@@ -182,10 +179,16 @@ class Files:
         paths = self.packed_paths.take(begins[:, None] + places, mode="clip") * (places < lengths[:, None])
         return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
 
-    def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    def contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """The contents of these files; objects are read at the same time.
+
+        Raises:
+            OSError: a file cannot be read; names its path.
+        """
         parts = self.parts(ids)
-        objects = iter(read_objects([part for part in parts if part.uri[0] != "/"]))
-        contents = [next(objects) if part.uri[0] != "/" else storage.read(part.uri) for part in parts]
+        with reading():
+            objects = iter(read_objects([part for part in parts if part.uri[0] != "/"]))
+            contents = [next(objects) if part.uri[0] != "/" else storage.read(part.uri) for part in parts]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
@@ -202,8 +205,7 @@ class Files:
         Raises:
             OSError: it cannot be read; names its path.
         """
-        with reading():
-            return self._contents(np.array([id]))[0].tobytes()
+        return self.contents(np.array([id]))[0].tobytes()
 
     @cached_property
     def fingerprint(self) -> str:

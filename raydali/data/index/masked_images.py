@@ -77,14 +77,21 @@ class MaskedImages(ImagePairs):
     lookup: Lookup = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def mask(self, id: int) -> NDArray[np.uint8]:
-        """Return the classes (height, width) of an image's pixels, and IGNORED.
+        """Return the classes (height, width) of an image's pixels, and IGNORED; see `masks`."""
+        return self.masks(np.array([id]))[0]
+
+    def masks(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Return the mask of each of these images; those in a bucket are read at the same time.
 
         Raises:
-            DataError: the mask has colours, a value that is no class, or no pixel that counts.
+            DataError: a mask has colours, a value that is no class, or no pixel that counts.
             Exception: it cannot be read or decoded.
         """
-        path = self.targets.path(id)
-        values = mask_values(self.targets.read(id), path)
+        contents = self.targets.contents(ids)
+        return [self._classified(self.targets.path(id), file) for id, file in zip(ids.tolist(), contents, strict=True)]
+
+    def _classified(self, path: str, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        values = mask_values(content.tobytes(), path)
         mask = self.lookup.take(values)
         if (mask == _UNKNOWN).any():
             unknown = int(values[mask == _UNKNOWN][0])

@@ -63,7 +63,7 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
 
     def inputs(self, source: MaskedImages, ids: Integers, epochs: Integers) -> Inputs:
         """Return files of images, random numbers (N, 7), and the masks, (height, width) each."""
-        return source.inputs.files(ids), self.draws(ids, epochs), [source.mask(id) for id in ids.tolist()]
+        return source.inputs.files(ids), self.draws(ids, epochs), source.masks(ids)
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which samples (N,) have a mask of another size, or do not fit on the canvas."""

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from raydali.data.index import files
 from raydali.data.index.masked_images import CITYSCAPES, IGNORED, VOC, MaskedImages, train_and_val
+from raydali.data.read.objects import read_objects
+from raydali.data.read.storage import ObjectPart
 from raydali.errors import DataError, UsageError
 from tests.support.broken import jpeg
 from tests.support.messages import mentioning
+from tests.support.object_stores import PutObjects
 
 SIZE = 40, 30
 
@@ -206,3 +210,22 @@ def test_empty_and_broken_masks(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UsageError, match=mentioning("without a partner 'a'")):
         train_and_val(str(tmp_path), classes="2")
+
+
+def test_masks_in_a_bucket_are_read_at_the_same_time(
+    tmp_path: Path, s3: PutObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tuple("abcdef")
+    local, _ = train_and_val(folders(tmp_path, grey(), names), classes="2")
+    s3("masks", {str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*.*")})
+    there, _ = train_and_val("s3://masks", classes="2")
+    amounts: list[int] = []
+
+    def counted(parts: list[ObjectPart]) -> list[memoryview]:
+        amounts.append(len(parts))
+        return read_objects(parts)
+
+    monkeypatch.setattr(files, "read_objects", counted)
+    masks = there.masks(np.arange(6))
+    assert amounts == [6]
+    assert all(np.array_equal(mask, local.mask(id)) for id, mask in enumerate(masks))
