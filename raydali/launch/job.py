@@ -86,7 +86,7 @@ class Job(Generic[Config]):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask:
-    """A task is the same object for all workers of a run.
+    """What every worker gets from the driver.
 
     Attributes:
         train, samples: see Job.

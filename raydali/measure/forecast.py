@@ -32,7 +32,8 @@ class Measured:
     Attributes:
         workers: their number.
         on_gpus: whether they have GPUs.
-        first: the first batch, and what the first step and the first validation took longer than later ones.
+        start_extra_seconds: of the first batch, and by which the first step and the first validation took longer than
+            later ones.
         step, exchange: a mean step of the run with all waits, and the part of its all-reduce.
         micro_batches: of a worker in a step.
         checkpoint: for which a checkpoint after the first epoch holds up the training.
@@ -51,9 +52,11 @@ class Measured:
         later, newest = records[1:] or records, records[-1]["ranks"]
         self.workers, self.on_gpus = len(newest), newest[0]["device"] == "cuda"
         whole = records[0]["seconds"] + ((records[0]["validation"] or {}).get("seconds") or 0.0)
-        self.first = whole * sum((records[0]["costs"] or {}).get(cause, 0.0) for cause in ("start-up", "compile"))
+        self.start_extra_seconds = whole * sum(
+            (records[0]["costs"] or {}).get(cause, 0.0) for cause in ("start-up", "compile")
+        )
         steps = sum(each["ranks"][0]["steps"] for each in later)
-        started = self.first if len(records) == 1 else 0.0
+        started = self.start_extra_seconds if len(records) == 1 else 0.0
         trained = sum(times(each) * max(0.0, each["seconds"] - each["checkpoint_seconds"] - started) for each in later)
         self.step: float = trained / steps
         ranks = [rank for each in later for rank in each["ranks"]]
@@ -68,7 +71,7 @@ class Measured:
         validations = [each["validation"] for each in records if each["validation"] is not None]
         self._validations = validations[-len(later) :]
         for seen in validations[: -len(later)]:
-            self.first += max(0.0, seen["seconds"] - self._validated(seen["samples"]))
+            self.start_extra_seconds += max(0.0, seen["seconds"] - self._validated(seen["samples"]))
         memory = [rank["memory"] for rank in newest]
         self.memory_bytes = max(each["peak"] + each.get("others", 0) for each in memory)
         self.memory_total_bytes = min((each["total"] for each in memory if "total" in each), default=None)
@@ -159,7 +162,7 @@ class Forecast:
         micro_batches = -(-global_batch_size // (self.batch_size * workers))
         step = measured.step_of(workers, micro_batches, self.weights_bytes, self.bandwidth)
         epochs = steps * step + self.validations * measured.validation(workers) + checkpoints * measured.checkpoint
-        held = self.starting + measured.first + epochs + self.ending
+        held = self.starting + measured.start_extra_seconds + epochs + self.ending
         ceiling = measured.ceiling and measured.ceiling * workers / measured.workers
         kwh = None
         if self.starting_joules is not None and self.watts is not None:

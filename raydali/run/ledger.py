@@ -1,4 +1,4 @@
-"""The ledger of a run: for what its workers were held, over all its starts; `ledger.json` in the run's folder.
+"""What the time of a run's workers was spent on, over all its starts; `ledger.json` in the run's folder.
 
     held = ceiling + data + contention + communication + stragglers + validation + checkpoints
            + starting + restarting + again + unmeasured + rest + open              in seconds of workers

@@ -66,7 +66,7 @@ def forecast(*records: dict[str, Any], **changed: Any) -> Forecast:
 def test_a_run_takes_what_its_parts_take() -> None:
     run = forecast(first(), record(80))
     measured, row = run.measured, run.row(1, 100)
-    assert (measured.first, measured.step, measured.exchange) == pytest.approx((2.0, 0.1, 0.0))
+    assert (measured.start_extra_seconds, measured.step, measured.exchange) == pytest.approx((2.0, 0.1, 0.0))
     assert measured.validation(1) == pytest.approx(1.0 + 0.004 * 2500) and measured.checkpoint == pytest.approx(0.5)
     assert row["epoch_seconds"] == pytest.approx(10 + 11 + 0.5)
     assert row["run_seconds"] == pytest.approx(5 + 20 + 2 + 10 * 21.5 + 2)
@@ -124,7 +124,7 @@ def test_what_the_first_validation_takes_longer_is_a_part_of_the_start() -> None
     validation = {**first()["validation"], "seconds": 9.0}  # 6 s more than later ones
     started = {**first(), "validation": validation, "costs": {"start-up": 2 / (4 + 9)}}
     measured = forecast(started, record(80)).measured
-    assert (measured.first, measured.validation(1)) == pytest.approx((2.0 + 6.0, 11.0))
+    assert (measured.start_extra_seconds, measured.validation(1)) == pytest.approx((2.0 + 6.0, 11.0))
 
 
 def test_other_numbers_of_gpus() -> None:

@@ -92,13 +92,13 @@ class RowGroups:
 _groups = RowGroups()
 
 
-def _start_anew() -> None:
+def _reset_after_fork() -> None:
     global _groups
     _groups = RowGroups()
 
 
 # A forked process may not use a lock that a thread of its parent holds.
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def read_image(file: ObjectPart, column: str, group: int, row: int) -> bytes:

@@ -26,10 +26,10 @@ class Counts:
 
 class _Counter:
     def __init__(self) -> None:
-        self._start_anew()
-        os.register_at_fork(after_in_child=self._start_anew)  # a thread of the parent may hold its lock
+        self._reset_after_fork()
+        os.register_at_fork(after_in_child=self._reset_after_fork)  # a thread of the parent may hold its lock
 
-    def _start_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock, self._counts = threading.Lock(), Counts()
 
     def add(self, **more: int) -> None:

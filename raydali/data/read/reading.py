@@ -185,13 +185,13 @@ class _Outages:
     """The outages of this process. Threads that wait for one storage at the same time are in the same outage."""
 
     def __init__(self) -> None:
-        self._start_anew()
+        self._reset_after_fork()
         # A forked process has none of the threads that wait, and may not use a lock that one of them holds.
-        os.register_at_fork(after_in_child=self._start_anew)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
         # Shared with forked processes: their retries count as progress of this one.
         self.retries = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
-    def _start_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[int, float, str]] = {}
         self._over: deque[Outage] = deque(maxlen=_KEPT_OUTAGES)

@@ -29,7 +29,7 @@ def read_growth() -> Growth:
         if context.get_node_id() in heads:
             return partial(growth_of, config_on_head(context.gcs_address))
         (answer,) = call_on_nodes(config_on_head, [(head, (context.gcs_address,)) for head in heads], HEAD_SECONDS)
-    except (LookupError, ValueError):  # not to be read, or no head that lives
+    except (LookupError, ValueError):  # unreadable, or the head is gone
         return lambda _: UNKNOWN
     return (lambda _: UNKNOWN) if isinstance(answer, Exception) else partial(growth_of, answer)
 

@@ -184,7 +184,7 @@ def _found(
         "gpus": [*rows.values()],
         "measured": {
             "steps": sum(each["ranks"][0]["steps"] for each in records),
-            "start_seconds": round(run.before_placement + run.starting + measured.first, 3),
+            "start_seconds": round(run.before_placement + run.starting + measured.start_extra_seconds, 3),
             "step_seconds": round(measured.step, 6),
             "exchange_seconds": round(measured.exchange, 6),
             "validation_seconds": round(measured.validation(workers), 3),

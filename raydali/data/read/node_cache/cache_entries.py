@@ -30,7 +30,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)B?", re.IGNORECASE)
 _NODE = re.compile(r"[0-9a-f]{16}")
 _GROUPS_KEPT = 8
-_LEFT_SECONDS = 3600.0
+ABANDONED_AFTER_SECONDS = 3600.0
 """Age of a partial entry that nobody writes any more."""
 _SHARE = 1 << 25
 """Bytes that a process takes at once; of a small cache it takes less."""
@@ -85,7 +85,7 @@ class Entries:
         self.folder = option.folder
         os.makedirs(self.folder, exist_ok=True)
         self._used = os.open(f"{self.folder}/used", os.O_RDWR | os.O_CREAT, 0o666)
-        self._lock, self._silent_until, self._left = threading.RLock(), 0.0, 0
+        self._lock, self._silent_until, self._reserved = threading.RLock(), 0.0, 0
         with self._locked():
             path = Path(self.folder, "node")
             self.node = path.read_text(errors="replace") if path.is_file() else ""
@@ -132,7 +132,7 @@ class Entries:
     def _reserve(self, size: int) -> bool:
         """Return whether there is room for so many bytes. They are taken for many entries at once: the lock is slow."""
         with self._lock:
-            if self._left < size:
+            if self._reserved < size:
                 if self.used + size > self.limit:
                     return False
                 with self._locked():
@@ -140,8 +140,8 @@ class Entries:
                     if taken < size:
                         return False
                     self._set_used(self.used + taken)
-                self._left += taken
-            self._left -= size
+                self._reserved += taken
+            self._reserved -= size
         return True
 
     def read(self, bucket: str, key: bytes) -> memoryview | None:
@@ -206,7 +206,7 @@ def _size(path: str, began: float) -> int:
     """Return the size of a file; 0 if it is newer, or was renamed or removed, as what killed processes left."""
     try:
         found = os.stat(path)
-        if "." in os.path.basename(path) and found.st_mtime < time.time() - _LEFT_SECONDS:
+        if "." in os.path.basename(path) and found.st_mtime < time.time() - ABANDONED_AFTER_SECONDS:
             os.unlink(path)
             return 0
         return found.st_size if found.st_mtime <= began else 0
