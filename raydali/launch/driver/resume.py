@@ -29,7 +29,7 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
 
     Args:
         folder: the run's.
-        defaults: values of settings that its version did not know.
+        defaults: values of options that are newer than the run.
 
     Raises:
         UsageError: the run cannot go on, the folder is foreign or cannot be read, or `config.json` is broken.

@@ -11,7 +11,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver import plan
 from raydali.launch.driver.command import _without_auto
 from raydali.measure.memory import OUT_OF_MEMORY
-from raydali.run.folder import CONFIG, EPOCHS, RunFolder
+from raydali.run.folder import CONFIG, EPOCHS, FORM, RunFolder
 from tests.support.rank_records import rank
 
 GIB = 2**30
@@ -32,7 +32,7 @@ class Gpu:
         ranks = [rank("g", rank=i, size=self.workers, memory=memory) for i in range(self.workers)]
         folder = RunFolder(given.storage, str(given.name))
         folder.create()
-        folder.write_json(CONFIG, {"samples": self.samples})
+        folder.write_json(CONFIG, {"form": FORM, "samples": self.samples})
         row = {"ranks": ranks, "seconds": 10.0, "checkpoint_seconds": 0.1, "validation": None, "costs": {}}
         folder.append(EPOCHS, {**row, "ceiling_images_per_second": None, "world_size": self.workers})
 
