@@ -213,11 +213,11 @@ class CheckpointStore:
         if self._worker.rank == 0:
             try:
                 state = self._choose()
-            except StorageError as found:
-                error = str(found)
-            except OSError as found:
-                error = f"the checkpoints in {self._folder} cannot be read: {reason(found)}"
-                away = self._folder.is_transient(found)
+            except StorageError as failure:
+                error = str(failure)
+            except OSError as failure:
+                error = f"the checkpoints in {self._folder} cannot be read: {reason(failure)}"
+                away = self._folder.is_transient(failure)
         error, away = self._worker.from_first((error, away))
         if error:
             raise StorageAway(error) if away else StorageError(error)

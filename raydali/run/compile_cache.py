@@ -1,4 +1,4 @@
-"""The node keeps what torch.compile has made for all runs, and a run's folder keeps it for nodes that lack it.
+"""Keeps what torch.compile has made: on the node for all runs, and in a run's folder for nodes that lack it.
 
 ~/.cache/raydali/compiled/          on the node: code of torch.compile, kernels of Triton and of CUDA
     inductor/raydali-*.json         the keys of the artifacts of a run's file, which are all there

@@ -145,7 +145,7 @@ def _read(path: str, offset: int, length: int) -> bytes | memoryview:
 def _different(was: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.intp]:
     # Negative numbers are times. If all ETags are others, the store is another one, or encrypts in another way.
     unknown = [*storage.UNKNOWN, 0]
-    known = (was > unknown) & (now > unknown)
-    different = known & (was != now)
-    different[:, 1] &= not different[known[:, 1], 1].all()
+    comparable = (was > unknown) & (now > unknown)
+    different = comparable & (was != now)
+    different[:, 1] &= not different[comparable[:, 1], 1].all()
     return np.flatnonzero(different.any(1))

@@ -110,7 +110,7 @@ class SizesRehearsed(Event):
     """The warm-up of a short run for all image sizes is complete.
 
     Attributes:
-        costs: the time of a step in each epoch of the run, as a multiple of that in the first one.
+        costs: the time of a step in each epoch of the run, as a multiple of a step's time in the first one.
     """
 
     event = "sizes"

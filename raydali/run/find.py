@@ -1,4 +1,4 @@
-"""What a folder is: a run, and which checkpoints it has, or something else. No PyTorch is imported."""
+"""Finds out whether a folder is a run, and which checkpoints it has. No PyTorch is imported."""
 
 import difflib
 import os

@@ -100,7 +100,7 @@ class RunFolder:
         try:
             filesystem, path = arrow_fs.FileSystem.from_uri(uri)
             if uri.startswith("s3://") and "?" not in uri:
-                filesystem = file_system(uri)  # which waits for longer than that of pyarrow
+                filesystem = file_system(uri)  # which waits for longer than pyarrow's own
         except (OSError, ValueError, ImportError) as error:
             if uri.startswith("s3://") and is_transient(error):  # pyarrow asks S3 for the bucket's region
                 raise

@@ -5,7 +5,7 @@
 
 A worker is held from the time at which its group is placed to the end of the group. What a group did after its start
 comes from the records of the epochs, as far as a checkpoint covers it. If the group ended without a checkpoint, the
-remaining time is that of steps which are done again, and of the wait until the loss was found. The time before workers
+remaining time went to steps which are done again, and to the wait until the loss was found. The time before workers
 were placed, and the time without a driver, stand beside it: nobody trains then, and no worker is held.
 """
 
@@ -61,7 +61,7 @@ class Held:
         group: its id.
         workers: how many it has.
         placed: when it got its places.
-        waited: seconds before that in which no worker was held, since the driver or the previous group began.
+        waited: seconds before `placed` in which no worker was held, since the driver or the previous group began.
         restarts: whether its driver had a group before.
         released: when it ended; None if it has not, or if its driver died.
         begun: when its training began, after its warm-up steps; None before its first step is complete.
@@ -119,7 +119,7 @@ class Segment:
     peak_flops: float
 
     def parts(self, ceiling: float | None) -> dict[str, float]:
-        """Return the seconds of a worker by part, which add up to those of the segment.
+        """Return the seconds of a worker by part, which add up to the segment's seconds.
 
         Estimates of costs may overlap: if they exceed the time beside the ceiling, they are scaled down to it.
 
@@ -172,8 +172,8 @@ class Ledger:
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]] = ()) -> None:
-        known = {each.name for each in fields(Held)}
-        self.groups = [Held(**{name: value for name, value in row.items() if name in known}) for row in groups]
+        names = {field.name for field in fields(Held)}
+        self.groups = [Held(**{name: value for name, value in row.items() if name in names}) for row in groups]
         self.ceilings: dict[int, float] = {}
         self._segments: list[Segment] = []
 
@@ -193,7 +193,7 @@ class Ledger:
 
     def _have(self, figure: Callable[[Segment], float | None], seconds: float) -> bool:
         """Return whether segments have this figure, but for a small share of so many seconds of workers."""
-        lacking = sum(each.seconds * each.world_size for each in self._segments if not figure(each))
+        lacking = sum(segment.seconds * segment.world_size for segment in self._segments if not figure(segment))
         return bool(self._segments) and seconds > 0 and lacking <= MOST_UNMEASURED * seconds
 
     def summary(self, now: float, price: float | None = None) -> dict[str, Any]:
@@ -206,13 +206,13 @@ class Ledger:
         parts, recorded = defaultdict[str, float](float), defaultdict[str, float](float)
         stages = {kind: defaultdict[str, float](float) for kind in ("starting", "restarting")}
         kinds = {group.group: "restarting" if group.restarts else "starting" for group in self.groups}
-        for each in self._segments:
-            for part, seconds in each.parts(self._ceiling_of(each)).items():
-                kind = kinds.get(each.group, part) if part == "starting" else part
-                parts[kind] += seconds * each.world_size
-                recorded[each.group] += seconds * each.world_size
+        for segment in self._segments:
+            for part, seconds in segment.parts(self._ceiling_of(segment)).items():
+                kind = kinds.get(segment.group, part) if part == "starting" else part
+                parts[kind] += seconds * segment.world_size
+                recorded[segment.group] += seconds * segment.world_size
                 if kind in stages:
-                    stages[kind]["first batch and step"] += seconds * each.world_size
+                    stages[kind]["first batch and step"] += seconds * segment.world_size
         held = wall = 0.0
         for group in self.groups:
             kind, lasted = kinds[group.group], (group.released or now) - group.placed
@@ -223,16 +223,17 @@ class Ledger:
                 stages[kind][phase] += seconds * group.workers
             stages[kind]["ceiling"] += group.measured * group.workers
             parts[kind] += start * group.workers
-            left = "open" if group.released is None else "rest" if group.saved else "again"
-            parts[left] += max(0.0, (lasted - start) * group.workers - recorded[group.group])
+            part = "open" if group.released is None else "rest" if group.saved else "again"
+            parts[part] += max(0.0, (lasted - start) * group.workers - recorded[group.group])
             held, wall = held + lasted * group.workers, wall + lasted
         closed, waited = held - parts["open"], sum(group.waited for group in self.groups)
         since = self.groups[0].placed - self.groups[0].waited if self.groups else now
         until = max((group.released or now for group in self.groups), default=now)
         counted = [group for group in self.groups if group.joules is not None]
         covered = sum(((group.released or now) - group.placed) * group.workers for group in counted)
-        flops = sum(each.flops for each in self._segments)
-        peak = max((each.peak_flops for each in self._segments), default=0.0)
+        flops = sum(segment.flops for segment in self._segments)
+        peak = max((segment.peak_flops for segment in self._segments), default=0.0)
+        has_flops = self._have(lambda segment: segment.flops, closed)
         return {
             "since": round(since, 3),
             "until": round(until, 3),
@@ -242,9 +243,9 @@ class Ledger:
                 "without_driver": round(max(0.0, until - since - wall - waited), 3),
             },
             "worker_seconds": {"held": round(held, 3), **{part: round(parts[part], 3) for part in PARTS}},
-            **{kind: {stage: round(each, 3) for stage, each in of.items()} for kind, of in stages.items()},
+            **{kind: {stage: round(spent, 3) for stage, spent in of.items()} for kind, of in stages.items()},
             "goodput": round(parts["ceiling"] / closed, 4) if self._have(self._ceiling_of, closed) else None,
-            "mfu": round(flops / (peak * held), 4) if peak and self._have(lambda each: each.flops, closed) else None,
+            "mfu": round(flops / (peak * held), 4) if peak and has_flops else None,
             "kwh": round(sum(group.joules or 0.0 for group in counted) / 3.6e6, 6) if counted else None,
             "kwh_share": round(covered / held, 4) if held and counted else None,
             "price_usd_per_gpu_hour": price,

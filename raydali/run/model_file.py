@@ -76,8 +76,8 @@ def write_model(folder: RunFolder, facts: Mapping[str, Any]) -> None:
         UsageError: it cannot be read or written.
     """
     try:
-        known = read_model(folder)
-        if known != (new := {**known, **facts, "best": known.get("best")}):
+        earlier = read_model(folder)
+        if earlier != (new := {**earlier, **facts, "best": earlier.get("best")}):
             folder.write_json(MODEL, new)
     except OSError as error:
         raise UsageError(f"{folder}/{MODEL} cannot be written: {reason(error)}: remove it") from error

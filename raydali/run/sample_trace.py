@@ -48,13 +48,13 @@ class SampleTrace:
         Raises:
             OSError: the file cannot be written; the next flush tries again.
         """
-        batches = sorted(self._micro_batches, key=lambda each: each.number)
+        batches = sorted(self._micro_batches, key=lambda batch: batch.number)
         if not batches:
             return
         sizes = [len(batch.ids) for batch in batches]
         ids = np.concatenate([batch.ids for batch in batches])
         none = np.full_like(ids, -1)
-        replaced = [none[: len(each.ids)] if each.replaced_by is None else each.replaced_by for each in batches]
+        replaced = [none[: len(batch.ids)] if batch.replaced_by is None else batch.replaced_by for batch in batches]
         replaced_by = np.concatenate(replaced)
         columns: list[Any] = [
             np.repeat([batch.step for batch in batches], sizes),
@@ -63,7 +63,7 @@ class SampleTrace:
             np.repeat(np.array([batch.index for batch in batches], np.int32), sizes),
             ids,
             pa.array(replaced_by, pa.int64(), mask=replaced_by == -1),
-            np.concatenate([np.zeros_like(each.ids) if each.repeats is None else each.repeats for each in batches]),
+            np.concatenate([np.zeros_like(batch.ids) if batch.repeats is None else batch.repeats for batch in batches]),
         ]
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
