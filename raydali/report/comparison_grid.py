@@ -50,7 +50,7 @@ def draw(inputs: torch.Tensor, outputs: torch.Tensor, truths: torch.Tensor) -> b
     for i, triple in enumerate(zip(inputs, outputs, truths, strict=True), 1):
         input, output, truth = (image.permute(1, 2, 0).cpu().numpy() for image in triple)
         labels = f"input, {psnr(input, truth)}", f"output, {psnr(output, truth)}", "truth"
-        pictures = [Picture(*each, facts=(), file="") for each in zip((input, output, truth), labels, strict=True)]
+        pictures = [Picture(*pair, facts=(), file="") for pair in zip((input, output, truth), labels, strict=True)]
         rows.append(Row(f"sample {i}", "", pictures))
     side = -(-SMALLEST_SIDE // min(height, width)) * max(height, width)
     return as_png(Sheet("Input, output and truth", (), rows, side=side))

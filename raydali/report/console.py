@@ -129,9 +129,9 @@ class Console:
                 self.warn("a node is being taken away: continuing from the newest checkpoint")
             case Hang():
                 what = "the first step does not end" if event.starting else "training makes no progress"
-                for each in event.ranks:
-                    where = f"rank {each.rank} (node {each.node}, process {each.pid})"
-                    doing, stack = ("frozen", "") if each.frozen else ("stuck", f":\n{each.stack or ''}".rstrip("\n:"))
+                for rank in event.ranks:
+                    where = f"rank {rank.rank} (node {rank.node}, process {rank.pid})"
+                    doing, stack = ("frozen", "") if rank.frozen else ("stuck", f":\n{rank.stack or ''}".rstrip("\n:"))
                     self.warn(f"{what}, since {where} is {doing}: its process is killed{stack}")
             case CheckpointFailed():
                 self.warn(f"{event.path} cannot be written: {event.reason}; {CONTINUES}")
@@ -167,9 +167,9 @@ class Console:
             own = [name for name, value in metrics.items() if isinstance(value, float) and name not in _NOT_OF_TASK]
             of_own_job = tuple((name, name, max(6, len(name)), ".4f") for name in own[:_MOST_OF_OWN_JOB])
             of_task = next((columns for name, columns in _OF_TASKS.items() if name in metrics), of_own_job)
-            known = (each for each in _COLUMNS if each[1] not in _IF_MEASURED or record.get(each[1]) is not None)
+            base = (column for column in _COLUMNS if column[1] not in _IF_MEASURED or record.get(column[1]) is not None)
             measured = (column for column in of_task if column[1] in metrics)
-            self._columns = self._fitting((*known, *measured, _SECONDS))
+            self._columns = self._fitting((*base, *measured, _SECONDS))
             self.print(" ".join(f"{heading:>{width}}" for heading, _, width, _ in self._columns))
         record = {**metrics, **record}
         self.print(" ".join(f"{_cell(record.get(name), form):>{width}}" for _, name, width, form in self._columns))

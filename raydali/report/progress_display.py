@@ -26,8 +26,8 @@ STRAGGLER_MARGIN = 0.15
 """A rank is a straggler if its loader-wait fraction exceeds the median by 0.15, or its own step time by 15%."""
 MAX_STRAGGLERS = 4
 FORWARD_SHARE = 0.4
-"""The time of a sample of a validation as a share of that of a training sample: a third of the operations of a step,
-and the start of the loader."""
+"""The time of a validation sample as a share of a training sample's time: a third of the operations of a step, and the
+start of the loader."""
 REFRESHES_PER_SECOND = 1
 BAR_WIDTH = 40
 
@@ -91,7 +91,7 @@ class Display:
         self._loss, self._verdict = record.get("loss"), (record.get("verdict") or "").partition(":")[0]
 
     def ledger(self, summary: Mapping[str, Any]) -> None:
-        """Store the cost of the run so far, and that of a second."""
+        """Store the cost of the run so far, and the cost of a second."""
         if summary["cost_usd"] is not None:
             held = sum(group["workers"] for group in summary["groups"] if group["released"] is None)
             self._cost = summary["cost_usd"], held * summary["price_usd_per_gpu_hour"] / 3600
@@ -165,10 +165,10 @@ class Display:
         losses = self._each("loss").values()
         if losses or self._loss is not None:
             facts.append(f"loss {fmean(losses) if losses else self._loss:.4f}")
-        if (left := self.seconds_left()) is not None:
-            facts.append(f"{_estimate(left)} left")
+        if (remaining := self.seconds_left()) is not None:
+            facts.append(f"{_estimate(remaining)} left")
             if self._cost is not None:
-                facts.append(f"${self._cost[0] + left * self._cost[1]:.2f} at the end")
+                facts.append(f"${self._cost[0] + remaining * self._cost[1]:.2f} at the end")
         if self._verdict:
             facts.append(self._verdict)
         return facts

@@ -87,13 +87,13 @@ def events_of(contents: bytes) -> Iterator[Any]:
 @cache
 def _event_message() -> type[Any]:
     """Return the class of tensorboardX's message Event, without the package's own imports of PyTorch and boto3."""
-    found = importlib.util.find_spec("tensorboardX") if "tensorboardX" not in sys.modules else None
-    if found is not None:
-        sys.modules["tensorboardX"] = importlib.util.module_from_spec(found)  # which is not executed
+    spec = importlib.util.find_spec("tensorboardX") if "tensorboardX" not in sys.modules else None
+    if spec is not None:
+        sys.modules["tensorboardX"] = importlib.util.module_from_spec(spec)  # which is not executed
     try:
         message: type[Any] = importlib.import_module("tensorboardX.proto.event_pb2").Event
     finally:
-        if found is not None:
+        if spec is not None:
             del sys.modules["tensorboardX"]
     return message
 

@@ -48,9 +48,9 @@ class MlflowTracker:
         else:
             self._client.update_run(id, status="RUNNING")
         self.id: str = id
-        # MLflow does not let parameters change: those of the first start stay.
-        known = self._client.get_run(id).data.params
-        params = [Param(name, printable(str(value))[:500]) for name, value in settings.items() if name not in known]
+        # MLflow does not let parameters change: the first start's parameters stay.
+        logged = self._client.get_run(id).data.params
+        params = [Param(name, printable(str(value))[:500]) for name, value in settings.items() if name not in logged]
         self._client.log_batch(id, params=params)
 
     def epoch(self, record: Record) -> None:

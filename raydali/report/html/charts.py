@@ -134,7 +134,7 @@ def chart(
     grid = "".join(f"M0 {scale.down(y):.2f}H100" for y in ticks)
     whole = [x for x in _ticks(left, right, 8) if x.is_integer() and left <= x <= right]
     numbers = [{"label": line.label, "x": _rounded(line.x), "y": _rounded(line.y)} for line in lines]
-    found = Chart(
+    chart = Chart(
         title=title,
         note="higher bars are cut" if max(values) > scale.high else "",
         legend=[(line.label, line.style) for line in lines],
@@ -144,7 +144,7 @@ def chart(
         marks=[(scale.across(x), text) for x, text in marks if left <= x <= right],
         data={"left": left, "right": right, "share": share, "lines": numbers},
     )
-    return [found]
+    return [chart]
 
 
 def _sums(one: Sequence[float], other: Sequence[float]) -> list[float]:
@@ -152,7 +152,7 @@ def _sums(one: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def _drawable(line: Line) -> Line:
-    """The line without values that no axis can show, such as those of a loss that diverges."""
+    """The line without values that no axis can show, such as the values of a loss that diverges."""
     y = [None if value is None or abs(value) > 1e99 else 0.0 if abs(value) < 1e-99 else value for value in line.y]
     return replace(line, y=y)
 

@@ -43,7 +43,7 @@ def compare_page(histories: Sequence[History]) -> bytes:
         labels=labels,
         head=head,
         rows=[[row[name] for name in head] for row in table],
-        speed=[each for title, name, share in SPEED for each in curves(title, name, share=share)],
+        speed=[chart for title, name, share in SPEED for chart in curves(title, name, share=share)],
         learning=learning,
         settings=_differing([text.settings(history) for history in histories]),
         environments=_differing([text.environment(history) for history in histories]),

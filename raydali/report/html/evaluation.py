@@ -28,24 +28,24 @@ def evaluation_section(content: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def _section(found: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = {str(name): number(value) for name, value in found["metrics"].items()}
-    samples, broken, classes = number(found["samples"]), found.get("broken") or [], found.get("classes") or []
-    data = found.get("data") or "the built-in data"
+def _section(content: Mapping[str, Any]) -> dict[str, Any]:
+    metrics = {str(name): number(value) for name, value in content["metrics"].items()}
+    samples, broken, classes = number(content["samples"]), content.get("broken") or [], content.get("classes") or []
+    data = content.get("data") or "the built-in data"
     head, rows, note = _classes(classes)
     return {
-        "about": f"{found['weights']} on {data}: {count(samples)} samples, {moment(number(found.get('time')))}",
+        "about": f"{content['weights']} on {data}: {count(samples)} samples, {moment(number(content.get('time')))}",
         "figures": [(name, figure(value)) for name, value in metrics.items()],
         "calibration": _calibration(metrics),
         "head": head,
         "rows": rows,
         "note": note,
-        "matrix": _matrix(found.get("confusion") or [], [str(row["class"]) for row in classes]),
+        "matrix": _matrix(content.get("confusion") or [], [str(row["class"]) for row in classes]),
         "confusions": [
             (str(pair["class"]), str(pair["predicted"]), count(number(pair["samples"])))
-            for pair in (found.get("confusions") or [])[:MAX_CONFUSIONS]
+            for pair in (content.get("confusions") or [])[:MAX_CONFUSIONS]
         ],
-        "broken": [(str(each["path"]), str(each["reason"])) for each in broken[:MAX_BROKEN]],
+        "broken": [(str(sample["path"]), str(sample["reason"])) for sample in broken[:MAX_BROKEN]],
         "broken_count": len(broken),
     }
 
@@ -58,8 +58,8 @@ def _calibration(metrics: Mapping[str, float | None]) -> str:
     if confidence is None or right is None:
         return text
     kind = "overconfident" if confidence > right else "underconfident"
-    known = f"The mean confidence is {percent(confidence)}, and {percent(right)} of predictions are right"
-    return f"{text} {known}: the model is {kind}."
+    means = f"The mean confidence is {percent(confidence)}, and {percent(right)} of predictions are right"
+    return f"{text} {means}: the model is {kind}."
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], str]:

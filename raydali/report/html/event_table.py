@@ -98,9 +98,9 @@ def event_table(history: History) -> EventTable:
 
 def phases(row: Mapping[str, Any]) -> str:
     """Describe how long each phase of a start took, for the end of its line; empty if it is not known."""
-    found = row.get("phases")
-    known = found.items() if isinstance(found, Mapping) else ()
-    took = [f"{name} {seconds(number(value))}" for name, value in known if number(value) is not None]
+    times = row.get("phases")
+    items = times.items() if isinstance(times, Mapping) else ()
+    took = [f"{name} {seconds(number(value))}" for name, value in items if number(value) is not None]
     return f"; {', '.join(took)}" if took else ""
 
 
@@ -135,8 +135,8 @@ def event(row: Mapping[str, Any], world_size: float | None) -> str:
     if kind == "chosen":
         return "chosen for this hardware: " + ", ".join(f"{_option(name)} {value}" for name, value in facts.items())
     if sentence := _SENTENCES.get(str(kind)):
-        given = {"why": "interrupted", **facts, "notice": _NOTICES.get(str(row.get("notice")), DASH)}
-        return shortened(sentence.format_map(defaultdict(lambda: DASH, given)))
+        values = {"why": "interrupted", **facts, "notice": _NOTICES.get(str(row.get("notice")), DASH)}
+        return shortened(sentence.format_map(defaultdict(lambda: DASH, values)))
     words = "; ".join(f"{name} {value}".replace("_", " ") for name, value in facts.items())
     return shortened(f"{kind}: {words}" if words else kind)
 
@@ -145,8 +145,8 @@ def _ranks(row: Mapping[str, Any]) -> str:
     """Name the ranks of an event, each with its process if this is known; empty if there are none."""
     ranks = row.get("ranks")
     names = [
-        f"{each.get('rank')} (node {each.get('node')}, process {each.get('pid')})" if isinstance(each, dict) else each
-        for each in (ranks if isinstance(ranks, list) else ())
+        f"{rank.get('rank')} (node {rank.get('node')}, process {rank.get('pid')})" if isinstance(rank, dict) else rank
+        for rank in (ranks if isinstance(ranks, list) else ())
     ]
     return numbered("rank", names) if names else ""
 

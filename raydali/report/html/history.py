@@ -73,7 +73,7 @@ class Epoch:
 
 def _numbers(values: object, prefix: str = "") -> dict[str, float]:
     items = values.items() if isinstance(values, Mapping) else ()
-    return {f"{prefix}{name}": known for name, value in items if (known := number(value)) is not None}
+    return {f"{prefix}{name}": measured for name, value in items if (measured := number(value)) is not None}
 
 
 @dataclass
@@ -152,17 +152,17 @@ class History:
         return [epoch.get(name) for epoch in self.epochs]
 
     def _ratio(self, part: str, *factors: str) -> float | None:
-        """Return the sum of a number by that of the product of others, over the epochs that have all of them."""
+        """Divide the sum of a number by the sum of the product of others, over the epochs that have all of them."""
         rows = [[epoch.get(name) for name in (part, *factors)] for epoch in self.epochs]
-        known = [(row[0], math.prod(row[1:])) for row in rows if None not in row]  # type: ignore[arg-type]
-        whole = sum(each for _, each in known)
-        return sum(each for each, _ in known) / whole if whole > 0 else None  # type: ignore[misc]
+        pairs = [(row[0], math.prod(row[1:])) for row in rows if None not in row]  # type: ignore[arg-type]
+        whole = sum(product for _, product in pairs)
+        return sum(value for value, _ in pairs) / whole if whole > 0 else None  # type: ignore[misc]
 
     @property
     def seconds(self) -> float | None:
         """Time in epochs; None if it was not measured."""
-        known = [seconds for seconds in self.each("seconds") if seconds is not None]
-        return sum(known) if known else None
+        measured = [seconds for seconds in self.each("seconds") if seconds is not None]
+        return sum(measured) if measured else None
 
     @property
     def images_per_second(self) -> float | None:
@@ -193,18 +193,18 @@ class History:
     def best(self) -> tuple[str, float, int] | None:
         """Metric, score and epoch of the weights in best/; None if model.json does not say it."""
         with suppress(Exception):  # there is none before the first epoch ends
-            found = json.loads(self.files[MODEL])["best"]
-            return str(found["metric"]), float(found["score"]), int(found["epoch"])
+            best = json.loads(self.files[MODEL])["best"]
+            return str(best["metric"]), float(best["score"]), int(best["epoch"])
         return None
 
     @property
     def ledger(self) -> Mapping[str, Any] | None:
         """The contents of `ledger.json`; None if there is none that can be read."""
         with suppress(Exception):  # there is none before the run ends
-            found: Mapping[str, Any] = json.loads(self.files[LEDGER])
-            if found["groups"]:
-                parts_of(found)
-                return found
+            ledger: Mapping[str, Any] = json.loads(self.files[LEDGER])
+            if ledger["groups"]:
+                parts_of(ledger)
+                return ledger
         return None
 
     def starts(self) -> Iterator[tuple[float, float | None, float | None]]:

@@ -72,7 +72,7 @@ def scores(history: History) -> tuple[str, str]:
     if history.best is None or not history.epochs:
         return DASH, DASH
     metric, score, epoch = history.best
-    validated = (each for each in reversed(history.epochs) if each.get(f"{VALIDATION}{metric}") is not None)
+    validated = (row for row in reversed(history.epochs) if row.get(f"{VALIDATION}{metric}") is not None)
     last = next(validated, history.epochs[-1])
     last_score = f"{metric} {figure(last.get(f'{VALIDATION}{metric}'))} in epoch {last.number}"
     return last_score, f"{metric} {figure(score)} in epoch {epoch}"
@@ -107,10 +107,10 @@ def speed(history: History) -> str | None:
     rate, share = history.images_per_second, history.of_ceiling
     if rate is None:
         return None
-    said = f"{count(rate)} images/s while training"
+    start = f"{count(rate)} images/s while training"
     if share is None:
-        return f"{said}; the ceiling is not known."
-    return f"{said}, {percent(share)} of the ceiling: the speed of the same step with its batch already on the device."
+        return f"{start}; the ceiling is not known."
+    return f"{start}, {percent(share)} of the ceiling: the speed of the same step with its batch already on the device."
 
 
 def waited(history: History) -> str | None:
@@ -123,14 +123,14 @@ def waited(history: History) -> str | None:
 
 def figures(history: History) -> dict[str, str]:
     """The figures over all epochs by name."""
-    found = {
+    texts = {
         "epochs": epochs_of(history),
         "images/s": count(history.images_per_second),
         "of the ceiling": percent(history.of_ceiling),
         "waiting": percent(history.waiting),
         "time in epochs": seconds(history.seconds),
     }
-    return {name: NOT_MEASURED if value == DASH else value for name, value in found.items()}
+    return {name: NOT_MEASURED if value == DASH else value for name, value in texts.items()}
 
 
 def ledger_figures(history: History) -> dict[str, str]:
@@ -165,15 +165,15 @@ def environment(history: History) -> dict[str, str]:
 
     A value that a resume changed is preceded by its step.
     """
-    found: dict[str, dict[str, str]] = {}
+    values_of: dict[str, dict[str, str]] = {}
     for row in history.events:
         if row.get("event") in ("start", "resume"):
             step = number(row.get("step"))
             for name, value in _environment_of(row).items():
-                values = found.setdefault(name, {})
+                values = values_of.setdefault(name, {})
                 if not values or value != list(values.values())[-1]:
                     values[f"from step {count(step)}: " if step else ""] = value
-    texts = {name: "; ".join(at + value for at, value in values.items()) for name, values in found.items()}
+    texts = {name: "; ".join(at + value for at, value in values.items()) for name, values in values_of.items()}
     with suppress(Exception):  # runs of other tasks have none
         model = json.loads(history.files[MODEL])
         pairs = zip(model["classes"], model["samples_of_classes"], strict=True)
@@ -183,15 +183,15 @@ def environment(history: History) -> dict[str, str]:
 
 def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
     versions, nodes = start.get("versions"), start.get("nodes")
-    found = {name: shown(start[name]) for name in ("command",) if start.get(name)}
+    facts = {name: shown(start[name]) for name in ("command",) if start.get(name)}
     if parameters := number(start.get("parameters")):
-        found["parameters"] = count(parameters)
-    found |= {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
+        facts["parameters"] = count(parameters)
+    facts |= {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
     kinds = Counter(_machine(node) for node in nodes if isinstance(node, Mapping)) if isinstance(nodes, list) else {}
     if kinds:
         texts = (f"{many(n, 'node')} with {kind}{' each' if n > 1 else ''}" for kind, n in kinds.items())
-        found["machines"] = "; ".join(texts)
-    return found
+        facts["machines"] = "; ".join(texts)
+    return facts
 
 
 def _machine(node: Mapping[str, Any]) -> str:
