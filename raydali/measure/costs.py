@@ -67,13 +67,13 @@ def seconds_by_cause(
     saved = max(float(rank["checkpoint_seconds"]) for rank in ranks)
     # The other ranks spend these seconds in the all-reduce. They wait there longer if different ranks are late in
     # different steps.
-    known = fmean(begun - _begun(rank) + saved - rank["checkpoint_seconds"] for rank in others)
+    explained = fmean(begun - _begun(rank) + saved - rank["checkpoint_seconds"] for rank in others)
     waiting = max(0.0, _mean(others, "exchange_seconds") - exchanging - lost)
     if all(rank["exchange_seconds"] is not None for rank in others):
-        known = min(known, waiting)
-    late = max(0.0, waiting - known)
-    # The time of steps beyond that at the ceiling.
-    stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost - late - known
+        explained = min(explained, waiting)
+    late = max(0.0, waiting - explained)
+    # The time of steps beyond their time at the ceiling.
+    stepped = _mean(others, "step_seconds") - fmean(map(_compiling, others)) - lost - late - explained
     slowed = max(0.0, stepped - at_ceiling) if at_ceiling is not None else 0.0
     waits = _waits(others)
     in_python = waits.get("python", 0.0)
@@ -147,7 +147,7 @@ def _contention(
     Args:
         ranks: the ranks of the epoch without the straggler.
         waits: seconds of waiting for the loader, by cause.
-        slowed: seconds of steps beyond those at the ceiling.
+        slowed: seconds of steps beyond their time at the ceiling.
         foreign_cpu_share: see `contended_node`.
     """
     # It is no contention if the loader's threads wait for each other.
@@ -157,14 +157,14 @@ def _contention(
     queued = _mean(ranks, "cpu_queued_seconds")
     on_gpu = ranks[0]["device"] == "cuda"
     lacking = 0.0 if on_gpu else max(min(queued, slowed), queued * foreign_cpu_share)
-    left = {cause: wait * (1 - queued_share) if cause in ON_CORES else wait for cause, wait in waits.items()}
+    rest = {cause: wait * (1 - queued_share) if cause in ON_CORES else wait for cause, wait in waits.items()}
     # If all threads wait for a disk, cores are idle. If none was idle, reading waited for cores while threads queued.
-    if "storage" in left and (idle := idle_share(ranks)) is not None and idle <= SATURATED_IDLE:
-        reading = min(left["storage"], _mean(ranks, "helpers_queued_seconds"))
-        left["storage"] -= reading
+    if "storage" in rest and (idle := idle_share(ranks)) is not None and idle <= SATURATED_IDLE:
+        reading = min(rest["storage"], _mean(ranks, "helpers_queued_seconds"))
+        rest["storage"] -= reading
         contended += reading
     slower = "gpu contention" if on_gpu else "slower steps"
-    return {**left, "contention": contended + lacking, slower: max(0.0, slowed - lacking)}
+    return {**rest, "contention": contended + lacking, slower: max(0.0, slowed - lacking)}
 
 
 def _busy(rank: Rank) -> float:
@@ -253,5 +253,5 @@ def contended_node(ranks: Sequence[Rank]) -> tuple[str, float]:
             continue
         busy = max(rank["host_busy_seconds"] or 0.0 for rank in here)
         share = max(0.0, 1 - sum(rank["cpu_seconds"] or 0.0 for rank in here) / busy) if busy else 0.0
-        most = max(most, (node, share), key=lambda found: found[1])
+        most = max(most, (node, share), key=lambda node_share: node_share[1])
     return most

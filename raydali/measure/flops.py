@@ -1,7 +1,7 @@
 """Model FLOPs utilisation (MFU): the operations that the model needs, as a share of what the devices can do.
 
-The operations of a sample are those of its forward and backward pass in matrix products, convolutions and attention,
-as torch counts them: a multiplication and an addition are two. What is computed for other reasons does not count.
+The operations of a sample are the matrix products, convolutions and attention in its forward and backward pass, as
+torch counts them: a multiplication and an addition are two. What is computed for other reasons does not count.
 """
 
 import logging
@@ -31,8 +31,8 @@ PEAK_TFLOPS = {
     "V100": (125, 15),
     "T4": (65, 8),
 }
-"""Dense TFLOP/s in 16 bits and in fp32, by words of the device's name, from the data sheets of NVIDIA. In fp32 it is
-that of TF32, in which torch computes convolutions, where the GPU has it."""
+"""Dense TFLOP/s in 16 bits and in fp32, by words of the device's name, from the data sheets of NVIDIA. For fp32 it
+is the rate in TF32, in which torch computes convolutions, where the GPU has it."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
     """Return the peak of a GPU of this name; None if it is not known, or a part of a GPU (MIG)."""
-    known = (peaks for words, peaks in PEAK_TFLOPS.items() if re.search(rf"\b{words}\b", name) and "MIG" not in name)
-    half, single = next(known, (None, None))
+    matching = (peaks for words, peaks in PEAK_TFLOPS.items() if re.search(rf"\b{words}\b", name) and "MIG" not in name)
+    half, single = next(matching, (None, None))
     tflops = single if dtype == torch.float32 else half
     return None if tflops is None else tflops * 1e12
 
@@ -70,7 +70,7 @@ def flops_per_image(
     tunes = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False  # it would tune convolutions for this number of images, for seconds
     try:
-        few = [each[:COUNTED_IMAGES] for each in inputs]
+        few = [tensor[:COUNTED_IMAGES] for tensor in inputs]
         formulas = {torch.ops.aten.convolution_backward: _of_convolution_backward}
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             torch.autograd.grad(loss(*few), list(parameters), allow_unused=True)
@@ -85,7 +85,7 @@ def flops_per_image(
 def _of_convolution_backward(
     grad: list[int], images: list[int], weight: list[int], *settings: Sequence[bool], **_: object
 ) -> int:
-    """Count as many for each gradient as for the convolution; torch counts that of the weight once for each group.
+    """Count as many for each gradient as for the convolution; torch counts the weight's gradient once for each group.
 
     Args:
         grad: shape of the output's gradient.

@@ -46,8 +46,8 @@ class Measured:
     def __init__(
         self, records: Sequence[Record], batch_size: int, checkpoint_every: int, costs: Sequence[float] = ()
     ) -> None:
-        def times(each: Record) -> float:  # as long as a step of its epoch takes a mean one
-            return fmean(costs) / costs[each["epoch"]] if costs else 1.0
+        def times(row: Record) -> float:  # as long as a step of its epoch takes a mean one
+            return fmean(costs) / costs[row["epoch"]] if costs else 1.0
 
         later, newest = records[1:] or records, records[-1]["ranks"]
         self.workers, self.on_gpus = len(newest), newest[0]["device"] == "cuda"
@@ -55,27 +55,27 @@ class Measured:
         self.start_extra_seconds = whole * sum(
             (records[0]["costs"] or {}).get(cause, 0.0) for cause in ("start-up", "compile")
         )
-        steps = sum(each["ranks"][0]["steps"] for each in later)
+        steps = sum(row["ranks"][0]["steps"] for row in later)
         started = self.start_extra_seconds if len(records) == 1 else 0.0
-        trained = sum(times(each) * max(0.0, each["seconds"] - each["checkpoint_seconds"] - started) for each in later)
+        trained = sum(times(row) * max(0.0, row["seconds"] - row["checkpoint_seconds"] - started) for row in later)
         self.step: float = trained / steps
-        ranks = [rank for each in later for rank in each["ranks"]]
+        ranks = [rank for row in later for rank in row["ranks"]]
         self.exchange = fmean((rank["exchange_seconds"] or 0.0) / max(1, rank["steps"]) for rank in ranks)
         self.micro_batches: float = newest[0]["images"] / newest[0]["steps"] / batch_size
         saved = len(later) + (steps // checkpoint_every if checkpoint_every else 0)
-        self.checkpoint = sum(each["checkpoint_seconds"] for each in records[1:]) / saved
-        self.typical = max(reversed(later), key=lambda each: int(each["ranks"][0]["steps"]))
-        known = [each for each in records if each["ceiling_images_per_second"]]
-        ceilings = [each["ceiling_images_per_second"] / times(each) for each in known]
+        self.checkpoint = sum(row["checkpoint_seconds"] for row in records[1:]) / saved
+        self.typical = max(reversed(later), key=lambda row: int(row["ranks"][0]["steps"]))
+        with_ceiling = [row for row in records if row["ceiling_images_per_second"]]
+        ceilings = [row["ceiling_images_per_second"] / times(row) for row in with_ceiling]
         self.ceiling: float | None = ceilings[-1] if ceilings else None
-        validations = [each["validation"] for each in records if each["validation"] is not None]
+        validations = [row["validation"] for row in records if row["validation"] is not None]
         self._validations = validations[-len(later) :]
         for seen in validations[: -len(later)]:
             self.start_extra_seconds += max(0.0, seen["seconds"] - self._validated(seen["samples"]))
         memory = [rank["memory"] for rank in newest]
-        self.memory_bytes = max(each["peak"] + each.get("others", 0) for each in memory)
-        self.memory_total_bytes = min((each["total"] for each in memory if "total" in each), default=None)
-        fits = [largest_batch(each, batch_size) for each in memory]
+        self.memory_bytes = max(usage["peak"] + usage.get("others", 0) for usage in memory)
+        self.memory_total_bytes = min((usage["total"] for usage in memory if "total" in usage), default=None)
+        fits = [largest_batch(usage, batch_size) for usage in memory]
         self.largest_batch_size = None if None in fits else min(filter(None, fits))
 
     def validation(self, workers: int) -> float:
@@ -146,14 +146,14 @@ class Forecast:
         return steps, self.epochs + (steps // self.checkpoint_every if self.checkpoint_every else 0)
 
     def costs(self, global_batch_size: int) -> dict[str, float]:
-        """Return the seconds of a run of the short run's workers that each cause costs, without those of the start."""
+        """Return the seconds that each cause costs a run of the short run's workers, without the start's seconds."""
         record, (steps, checkpoints) = self.measured.typical, self._steps_and_checkpoints(global_batch_size)
         whole = record["seconds"] + ((record["validation"] or {}).get("seconds") or 0.0)
         times = steps * self.measured.step * whole / (record["seconds"] - record["checkpoint_seconds"])
-        found = {cause: share * times for cause, share in (record["costs"] or {}).items() if cause not in OF_START}
-        found["checkpoint"] = checkpoints * self.measured.checkpoint
-        found["validation"] = self.validations * self.measured.validation(self.measured.workers)
-        return found
+        seconds = {cause: share * times for cause, share in (record["costs"] or {}).items() if cause not in OF_START}
+        seconds["checkpoint"] = checkpoints * self.measured.checkpoint
+        seconds["validation"] = self.validations * self.measured.validation(self.measured.workers)
+        return seconds
 
     def row(self, workers: int, global_batch_size: int) -> dict[str, Any]:
         """Return the forecast for so many workers and this global batch, with the names of `raydali plan --json`."""

@@ -30,8 +30,8 @@ def busy_seconds(take: Callable[[], Step], device: torch.device) -> Generator[St
         for _ in range(STEPS):
             yield take()
         synchronize(device)
-    on_gpu = (each for each in profiler.events() if each.device_type.name == "CUDA" and "nccl" not in each.name)
-    return covered((each.time_range.start, each.time_range.end) for each in on_gpu) / 1e6 / STEPS
+    on_gpu = (event for event in profiler.events() if event.device_type.name == "CUDA" and "nccl" not in event.name)
+    return covered((event.time_range.start, event.time_range.end) for event in on_gpu) / 1e6 / STEPS
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -29,7 +29,7 @@ SHORTEST_SECONDS = 1.0
 class StageClock:
     """A clock that assigns every second to exactly one stage. To enter a stage ends the previous one.
 
-    On a GPU it records CUDA events on the current stream. Durations are therefore those of the device, nothing is
+    On a GPU it records CUDA events on the current stream. Durations are therefore times on the device, nothing is
     synchronised while a stage runs, and "loader_wait" is the time for which the device, not the host, waited for data.
     On a CPU it uses the host's monotonic clock.
 
@@ -71,8 +71,8 @@ class StageClock:
     def reset(self) -> None:
         """Start again from zero; the running stage continues from now."""
         self.totals()
-        for each in (self._totals, self._ended, self.shortest, self.latest):
-            each.clear()
+        for figures in (self._totals, self._ended, self.shortest, self.latest):
+            figures.clear()
 
     def _add_up(self, *, wait: bool) -> None:
         while len(self._marks) > 1:
@@ -195,7 +195,7 @@ class EpochMeter:
     def sample_exchange(self, seconds: float) -> None:
         """Record a sampled all-reduce of a CUDA graph, which the stage clock cannot measure. Call it between steps.
 
-        Captured steps do identical work, so the time beyond that of the fastest step is a wait in the all-reduce. It
+        Captured steps do identical work, so the time beyond the fastest step's time is a wait in the all-reduce. It
         waits for the device.
         """
         self.clock.totals()
@@ -214,7 +214,7 @@ class EpochMeter:
         """Record that the worker has its first batch, for which the running stage waits; later calls do nothing."""
         if not self._seen_first:
             self._first_batch_seconds, self._seen_first = time.perf_counter() - self._stage_began, True
-            # Later waits are attributed to causes, those of the first batch are not.
+            # Later waits are attributed to causes, waits for the first batch are not.
             self._waits_before, self._python_before = self._of_loader()
 
     def loss_so_far(self) -> tuple[float, int]:

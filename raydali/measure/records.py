@@ -109,8 +109,8 @@ def segment_of(rows: Iterable[Mapping[str, Any]]) -> list[RankRecord]:
 
     What another version of raydali has measured besides is passed over.
     """
-    known = {each.name for each in fields(RankRecord)}
-    return [RankRecord(**{name: value for name, value in row.items() if name in known}) for row in rows]
+    names = {field.name for field in fields(RankRecord)}
+    return [RankRecord(**{name: value for name, value in row.items() if name in names}) for row in rows]
 
 
 def epoch_record(
@@ -164,7 +164,7 @@ def epoch_record(
     if rate and of_ceiling is None:
         ceiling_images_per_second = None
     names = dict.fromkeys(name for record in records for name in record.storage)
-    storage = {name: sum(each.storage.get(name, 0) for each in records) for name in names} or None
+    storage = {name: sum(record.storage.get(name, 0) for record in records) for name in names} or None
     line: dict[str, Any] = {
         "epoch": epoch,
         "step": step,
@@ -195,13 +195,13 @@ def epoch_record(
         "ranks": [asdict(record) for record in records],
     }
     try:
-        found = verdict(line, options, useful_block)
+        result = verdict(line, options, useful_block)
     except Exception as error:  # a description must not end the run
         warnings.warn(f"no verdict could be found: {type(error).__name__}: {error}", stacklevel=2)
         return line
-    if found:
-        line["verdict"], line["costs"] = found.text, found.costs
-        if found.kind == "loader-bound":
+    if result:
+        line["verdict"], line["costs"] = result.text, result.costs
+        if result.kind == "loader-bound":
             line["loader_images_per_second"] = rate
     return line
 

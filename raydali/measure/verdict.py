@@ -122,7 +122,7 @@ def _largest(by_kind: Mapping[str, float], steps: int, seconds: float) -> tuple[
         costs["short epochs"] = each_epoch
     blamed_from = {kind_of(name): cause.blamed_from for name, cause in CAUSES.items()}
     blamed = {kind: cost for kind, cost in costs.items() if cost >= blamed_from[kind]}
-    return max(blamed.items(), key=lambda each: each[1], default=("step-bound", 0.0))
+    return max(blamed.items(), key=lambda kind_and_cost: kind_and_cost[1], default=("step-bound", 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,133 +196,133 @@ def _first(*remedies: str) -> str:
     return next(filter(None, remedies), "")
 
 
-def _smaller(found: Finding) -> str:
-    return str(found.option("smaller_data", "images stored smaller"))
+def _smaller(finding: Finding) -> str:
+    return str(finding.option("smaller_data", "images stored smaller"))
 
 
-def _waited(found: Finding) -> str:
+def _waited(finding: Finding) -> str:
     """Return how long ranks waited for data, as in the epoch's row, and additionally for each other."""
-    who = "ranks" if found.ranks > 1 else "training"
-    text = f"{who} waited {found.wait:.0%} of the time for data"
-    if found.mutual_wait >= 0.005:
-        text += f" and {found.mutual_wait:.0%} for each other's data"
-    if found.repeated and found.cause == "storage":
-        text += f"; the bucket refused or broke {plural(found.repeated, 'request')}"
+    who = "ranks" if finding.ranks > 1 else "training"
+    text = f"{who} waited {finding.wait:.0%} of the time for data"
+    if finding.mutual_wait >= 0.005:
+        text += f" and {finding.mutual_wait:.0%} for each other's data"
+    if finding.repeated and finding.cause == "storage":
+        text += f"; the bucket refused or broke {plural(finding.repeated, 'request')}"
     return text
 
 
-def _faster_reads(found: Finding) -> str:
-    in_bucket = "://" in str(found.option("data", ""))
-    if in_bucket and found.options is not None and found.option("cache", "") is None:
+def _faster_reads(finding: Finding) -> str:
+    in_bucket = "://" in str(finding.option("data", ""))
+    if in_bucket and finding.options is not None and finding.option("cache", "") is None:
         return "--cache DIR on a local disk, which reads from the bucket once"
-    if found.nodes > 1 or in_bucket:
+    if finding.nodes > 1 or in_bucket:
         return "a copy of the data on local disks"
-    block = found.useful_block() if found.options is not None else 0
+    block = finding.useful_block() if finding.options is not None else 0
     in_blocks = f"--shuffle-block {block} if the disk is a hard disk, else a faster disk"
-    return _first(found.advise(in_blocks, shuffle_block=block) if block else "", "the data on a faster disk")
+    return _first(finding.advise(in_blocks, shuffle_block=block) if block else "", "the data on a faster disk")
 
 
-def _more_cores(found: Finding, note: str = "") -> str:
-    return found.advise(f"a higher --cpus-per-worker{note}", f"more cores and threads{note}", cpus_per_worker=_ANY)
+def _more_cores(finding: Finding, note: str = "") -> str:
+    return finding.advise(f"a higher --cpus-per-worker{note}", f"more cores and threads{note}", cpus_per_worker=_ANY)
 
 
-def _faster_decoding(found: Finding) -> str:
-    is_slower = found.option("loader", None) == "torch" and has_dali()
-    dali = found.advise("--loader dali", loader="dali") if is_slower else ""
-    if found.idle is not None and found.idle > 0.2:
-        return _first(dali, _more_cores(found, f": {found.idle:.0%} of cores are idle"))
-    return _first(dali, _smaller(found))
+def _faster_decoding(finding: Finding) -> str:
+    is_slower = finding.option("loader", None) == "torch" and has_dali()
+    dali = finding.advise("--loader dali", loader="dali") if is_slower else ""
+    if finding.idle is not None and finding.idle > 0.2:
+        return _first(dali, _more_cores(finding, f": {finding.idle:.0%} of cores are idle"))
+    return _first(dali, _smaller(finding))
 
 
-def _of_ceiling(found: Finding) -> str:
-    if found.of_ceiling is None:
+def _of_ceiling(finding: Finding) -> str:
+    if finding.of_ceiling is None:
         return "no other cost is large, and the ceiling is not known"
-    if found.of_ceiling >= AT_CEILING or found.largest is None:
-        return f"{found.of_ceiling:.0%} of the ceiling, so nothing but the step itself takes time"
-    cost, kind = found.largest
-    name = next(each.name or cause for cause, each in CAUSES.items() if kind_of(cause) == kind)
-    return f"{found.of_ceiling:.0%} of the ceiling; the largest other cost, {cost:.0%} of the epoch, is {name}"
+    if finding.of_ceiling >= AT_CEILING or finding.largest is None:
+        return f"{finding.of_ceiling:.0%} of the ceiling, so nothing but the step itself takes time"
+    cost, kind = finding.largest
+    name = next(row.name or cause for cause, row in CAUSES.items() if kind_of(cause) == kind)
+    return f"{finding.of_ceiling:.0%} of the ceiling; the largest other cost, {cost:.0%} of the epoch, is {name}"
 
 
-def _faster_steps(found: Finding) -> str:
-    on_gpu = found.device == "cuda"
-    half = fastest_precision(found.device, bf16=found.has_bf16)
-    is_slow = found.option("precision", "fp32") == "fp32"  # bf16 and fp16 are about equally fast
-    pays = on_gpu and found.steps * found.option("epochs", COMPILE_PAYS_FROM) >= COMPILE_PAYS_FROM
+def _faster_steps(finding: Finding) -> str:
+    on_gpu = finding.device == "cuda"
+    half = fastest_precision(finding.device, bf16=finding.has_bf16)
+    is_slow = finding.option("precision", "fp32") == "fp32"  # bf16 and fp16 are about equally fast
+    pays = on_gpu and finding.steps * finding.option("epochs", COMPILE_PAYS_FROM) >= COMPILE_PAYS_FROM
     return _first(
-        found.advise(f"--precision {half}", half, precision=half) if is_slow and half != "fp32" else "",
-        found.advise("--compile", "torch.compile", compile=True) if pays else "",
+        finding.advise(f"--precision {half}", half, precision=half) if is_slow and half != "fp32" else "",
+        finding.advise("--compile", "torch.compile", compile=True) if pays else "",
         "more GPUs" if on_gpu else "a GPU",
     )
 
 
-def _fewer_launches(found: Finding) -> str:
+def _fewer_launches(finding: Finding) -> str:
     return _first(
-        found.advise("--cuda-graph", "a CUDA graph", cuda_graph=True),
-        found.advise("--compile", "torch.compile", compile=True),
-        found.advise("a larger --batch-size", "a larger batch", batch_size=_ANY),
+        finding.advise("--cuda-graph", "a CUDA graph", cuda_graph=True),
+        finding.advise("--compile", "torch.compile", compile=True),
+        finding.advise("a larger --batch-size", "a larger batch", batch_size=_ANY),
     )
 
 
-def _straggler(found: Finding) -> str:
-    assert found.straggler is not None
-    return f"straggler, rank {found.straggler.rank['rank']}{found.on(found.straggler.rank['node'])}"
+def _straggler(finding: Finding) -> str:
+    assert finding.straggler is not None
+    return f"straggler, rank {finding.straggler.rank['rank']}{finding.on(finding.straggler.rank['node'])}"
 
 
-def _doctor(found: Finding) -> str:
-    return f"`raydali doctor`{' on that node' if found.nodes > 1 else ''}"
+def _doctor(finding: Finding) -> str:
+    return f"`raydali doctor`{' on that node' if finding.nodes > 1 else ''}"
 
 
-def _straggling(found: Finding) -> str:
-    assert found.straggler is not None
-    if (waits := found.straggler.waits) is not None:
+def _straggling(finding: Finding) -> str:
+    assert finding.straggler is not None
+    if (waits := finding.straggler.waits) is not None:
         return f"its loader made it wait for {waits[0]:.1f} s and the others for {waits[1]:.1f} s"
-    return f"the others waited for it {found.cost:.0%} of the epoch, because its steps are slow"
+    return f"the others waited for it {finding.cost:.0%} of the epoch, because its steps are slow"
 
 
-def _fewer_exchanges(found: Finding) -> str:
-    larger = found.advise("a larger --global-batch-size", "larger global batches", global_batch_size=_ANY)
+def _fewer_exchanges(finding: Finding) -> str:
+    larger = finding.advise("a larger --global-batch-size", "larger global batches", global_batch_size=_ANY)
     return _first(larger, "a faster network")
 
 
-def _contended(found: Finding) -> str:
-    if found.foreign_cpu_share <= _FOREIGN:
-        return f"the model and the loader waited for a core {found.cost:.0%} of the epoch"
-    used = f"other processes used {found.foreign_cpu_share:.0%} of the CPU time{found.on(found.contended_node)}"
-    return f"{used}, which cost {found.cost:.0%} of the epoch"
+def _contended(finding: Finding) -> str:
+    if finding.foreign_cpu_share <= _FOREIGN:
+        return f"the model and the loader waited for a core {finding.cost:.0%} of the epoch"
+    used = f"other processes used {finding.foreign_cpu_share:.0%} of the CPU time{finding.on(finding.contended_node)}"
+    return f"{used}, which cost {finding.cost:.0%} of the epoch"
 
 
-def _fewer_processes(found: Finding) -> str:
-    if found.foreign_cpu_share > _FOREIGN:
-        return "nodes of its own" if found.nodes > 1 else "closing other programs"
-    if found.ranks <= found.nodes:
+def _fewer_processes(finding: Finding) -> str:
+    if finding.foreign_cpu_share > _FOREIGN:
+        return "nodes of its own" if finding.nodes > 1 else "closing other programs"
+    if finding.ranks <= finding.nodes:
         return "more CPU cores"
-    fewer = "fewer ranks" if found.options is None else "fewer --workers"
-    return f"{fewer} on each node" if found.nodes > 1 else fewer
+    fewer = "fewer ranks" if finding.options is None else "fewer --workers"
+    return f"{fewer} on each node" if finding.nodes > 1 else fewer
 
 
-def _fewer_checkpoints(found: Finding) -> str:
-    if found.option("checkpoint_every", 0):
+def _fewer_checkpoints(finding: Finding) -> str:
+    if finding.option("checkpoint_every", 0):
         return "a higher --checkpoint-every"
-    return found.advise("a faster --storage", "faster storage", storage="faster")
+    return finding.advise("a faster --storage", "faster storage", storage="faster")
 
 
-def _fewer_samples(found: Finding) -> str:
-    every = found.option("validate_every", 0) + 1
-    rarer = found.advise(f"--validate-every {every}, or ", validate_every=every)
-    return f"{rarer}fewer validation samples" + found.advise(" (--val-data)", val_data="fewer")
+def _fewer_samples(finding: Finding) -> str:
+    every = finding.option("validate_every", 0) + 1
+    rarer = finding.advise(f"--validate-every {every}, or ", validate_every=every)
+    return f"{rarer}fewer validation samples" + finding.advise(" (--val-data)", val_data="fewer")
 
 
-def _too_short(found: Finding) -> str:
-    epoch = f"an epoch of {plural(found.steps, 'step')} in {found.seconds:.1f} s is too short to judge"
-    return f"{epoch}; start-up, validation and checkpoint took {found.cost:.0%} of it"
+def _too_short(finding: Finding) -> str:
+    epoch = f"an epoch of {plural(finding.steps, 'step')} in {finding.seconds:.1f} s is too short to judge"
+    return f"{epoch}; start-up, validation and checkpoint took {finding.cost:.0%} of it"
 
 
-def _warmed_up(found: Finding) -> str:
+def _warmed_up(finding: Finding) -> str:
     """Advise to warm up steps on a CPU; a GPU always does."""
-    if found.device != "cpu":
+    if finding.device != "cpu":
         return ""
-    return found.advise("leaving out --no-ceiling, so that steps are warmed up", ceiling=True)
+    return finding.advise("leaving out --no-ceiling, so that steps are warmed up", ceiling=True)
 
 
 Text = str | Callable[[Finding], str]
