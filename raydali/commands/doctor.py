@@ -64,11 +64,11 @@ def main(options: Doctor) -> None:
     if options.cluster and address.startswith("http"):
         sys.exit(_as_a_job(options, address))
     nodes = _nodes(options)
-    found = rows(nodes)
-    _show(found, len(nodes))
+    checks = rows(nodes)
+    _show(checks, len(nodes))
     if options.json:
-        write_json({"rows": [asdict(row) for row in found], "nodes": [node.as_json() for node in nodes]}, options.json)
-    if any(row.status == "fail" for row in found):
+        write_json({"rows": [asdict(row) for row in checks], "nodes": [node.as_json() for node in nodes]}, options.json)
+    if any(row.status == "fail" for row in checks):
         sys.exit(1)
 
 
@@ -83,7 +83,7 @@ def _nodes(options: Doctor) -> list[Node]:
     return [Node(name=host.name, host=host, storage=storage)]
 
 
-def _show(found: list[Row], nodes: int) -> None:
+def _show(checks: list[Row], nodes: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -94,7 +94,7 @@ def _show(found: list[Row], nodes: int) -> None:
     for heading in ("check", *(["nodes"] if nodes > 1 else []), "", "found", "remedy"):
         table.add_column(heading, overflow="fold")
     style = {"ok": "green", "fail": "red", "none": "dim"}
-    for row in found:
+    for row in checks:
         where = [_named(row.nodes, nodes)] if nodes > 1 else []
         status = f"[{style[row.status]}]{'-' if row.status == 'none' else row.status}[/]"
         table.add_row(row.check, *where, status, *(text.replace("[", r"\[") for text in (row.found, row.remedy)))
@@ -131,10 +131,10 @@ def _as_a_job(options: Doctor, address: str) -> int:
     log = client.get_job_logs(job)
     output = log.partition(f"Running entrypoint for job {job}: ")[2].partition("\n")[2] or log
     if options.json:
-        output, brace, found = ("\n" + output).rpartition("\n{\n")  # output and then JSON, or only an error
+        output, brace, rest = ("\n" + output).rpartition("\n{\n")  # output and then JSON, or only an error
         if brace:
-            Path(options.json).expanduser().write_text("{\n" + found)
-        output = output[1:] + "\n" if brace else found[1:]
+            Path(options.json).expanduser().write_text("{\n" + rest)
+        output = output[1:] + "\n" if brace else rest[1:]
     print(output, end="")
     code = client.get_job_info(job).driver_exit_code
     return 1 if code is None else code
@@ -240,12 +240,12 @@ def _inspect(alive: list[dict[str, Any]], storage: str | None) -> list[Node]:
         key, name = node["NodeID"], node["NodeManagerHostname"]
         if hosts[name] > 1:  # several nodes on one host
             name = f"{name} ({key[:4]}...{key[-4:]})"
-        left = max(1.0, deadline - time.monotonic())
+        seconds = max(1.0, deadline - time.monotonic())
         try:
-            host = ray.get(answers[key], timeout=left)
+            host = ray.get(answers[key], timeout=seconds)
             seen: str | None = None
             if marker is not None:
-                seen = wrong or ray.get(probes[key].storage.remote(marker), timeout=left)
+                seen = wrong or ray.get(probes[key].storage.remote(marker), timeout=seconds)
             nodes.append(Node(name=name, host=host, skew=_skew(probes[key]), storage=seen))
         except ray.exceptions.GetTimeoutError:
             nodes.append(Node(name=name, silence=f"no answer within {ANSWER_SECONDS} s"))

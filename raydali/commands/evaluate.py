@@ -37,7 +37,7 @@ class Evaluate(InferenceOptions):
     root: str | None = None
     """Folder or URI that relative paths in a list of --data start from. Default: the list's folder."""
     label_column: str | None = None
-    """Column with the labels in a list or Parquet files of --data, by name or number. Default: that of the run."""
+    """Column with the labels in a list or Parquet files of --data, by name or number. Default: the run's column."""
     json: JsonFile = None
 
 
@@ -51,11 +51,11 @@ def main(options: Evaluate) -> None:
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
 
-    found = found_run(options.run, options.job)
+    run_and_job = found_run(options.run, options.job)
     require_there("--data", options.data)
     require_writable("--json", options.json)
-    given = {"root": options.root, "label_column": options.label_column}
-    for name, value in given.items():
+    columns = {"root": options.root, "label_column": options.label_column}
+    for name, value in columns.items():
         if value is not None and options.data is None:
             raise UsageError(f"--{name.replace('_', '-')} {value} is for other samples: give --data too")
     placement = options.launch
@@ -66,8 +66,8 @@ def main(options: Evaluate) -> None:
     from raydali.inference.trained_run import open_run
     from raydali.inference.worst import worst_sheet
 
-    run = open_run(found, options.checkpoint)
-    source, classes = run.labeled_samples(options.data, given)
+    run = open_run(run_and_job, options.checkpoint)
+    source, classes = run.labeled_samples(options.data, columns)
     own = options.data is None
     inference, checked = checked_inference(run, run.kind, source, classes, options, evaluates=True, own_data=own)
     results = [*workers.results(inference, inference.parts, placement)]

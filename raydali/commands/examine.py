@@ -90,7 +90,7 @@ def killed(source: Source, id: int, reason: str) -> Found:
 
 def examine_images(source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (of each kind)
     """Examine samples of one or two image files: read all of them, and ask the decoders."""
-    found, of_files = Found([]), {}
+    result, of_files = Found([]), {}
     contents: list[bytes] = []
 
     def read(id: int) -> None:
@@ -109,13 +109,13 @@ def examine_images(source: Any, ids: Sequence[int]) -> Found:  # noqa: ANN401 (o
             reason = describe_error(error)
             for prefix in (f"{path} cannot be read: ", f"{path}: "):
                 reason = reason.removeprefix(prefix)
-            found.broken.append(BrokenSample(id, path, reason))
+            result.broken.append(BrokenSample(id, path, reason))
         else:
-            found.transparent += any(each.transparent for each in of_id)
-            found.for_pillow += any(each.for_pillow for each in of_id)
-        if printed := "".join(each.printed for each in of_id):
-            found.printed[path] = printed
-    return found
+            result.transparent += any(image.transparent for image in of_id)
+            result.for_pillow += any(image.for_pillow for image in of_id)
+        if printed := "".join(image.printed for image in of_id):
+            result.printed[path] = printed
+    return result
 
 
 def _files(source: Any) -> Sequence[Any]:  # noqa: ANN401 (of each kind)
@@ -126,11 +126,11 @@ def _files(source: Any) -> Sequence[Any]:  # noqa: ANN401 (of each kind)
 
 
 def _check(source: Any, id: int, seen: Sequence[Seen]) -> None:  # noqa: ANN401 (of each kind)
-    """Raise why a sample cannot be trained on: a file is broken, or its size is not that of its pair, mask or boxes."""
-    for files, each in zip(_files(source), seen, strict=True):
-        if each.error is not None:
-            raise DataError(f"{files.path(id)}: {each.error}") if len(seen) > 1 else each.error
-    sizes = [f"{each.shape[1]}x{each.shape[0]}" for each in seen if each.shape is not None]
+    """Raise why a sample cannot be trained on: a file is broken, or differs in size from its pair, mask or boxes."""
+    for files, image in zip(_files(source), seen, strict=True):
+        if image.error is not None:
+            raise DataError(f"{files.path(id)}: {image.error}") if len(seen) > 1 else image.error
+    sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in seen if image.shape is not None]
     if len({*sizes}) > 1:
         raise DataError(f"{' and '.join(sorted(sizes))} pixels: both images of a pair must have the same size")
     if isinstance(source, ImagePairs) and is_turned(source, id):
@@ -148,8 +148,8 @@ def _check(source: Any, id: int, seen: Sequence[Seen]) -> None:  # noqa: ANN401 
 def examine_videos(source: LabeledFiles, ids: Sequence[int]) -> Found:
     """Decode all frames of videos."""
     reasons = {id: why_broken(partial(_load_video, source, id)) for id in ids}
-    found = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]
-    return Found([BrokenSample(id, source.path(id), reason) for id, reason in found])
+    broken = [(id, reason.removeprefix(f"{source.path(id)}: ")) for id, reason in reasons.items() if reason is not None]
+    return Found([BrokenSample(id, source.path(id), reason) for id, reason in broken])
 
 
 def _load_video(source: LabeledFiles, id: int) -> None:
@@ -223,7 +223,7 @@ def _ask_pillow(seen: Seen, data: bytes, by_dali: Pixels | str) -> None:
 
 def _compare(by_dali: Pixels, by_pillow: Pixels) -> None:
     if by_dali.shape != by_pillow.shape:
-        sizes = " and ".join(f"{each.shape[1]}x{each.shape[0]}" for each in (by_dali, by_pillow))
+        sizes = " and ".join(f"{pixels.shape[1]}x{pixels.shape[0]}" for pixels in (by_dali, by_pillow))
         raise DataError(f"DALI and Pillow see it differently: {sizes} pixels")
     difference = float(np.abs(by_dali.astype(np.int16) - by_pillow).mean())
     if difference > MOST_DIFFERENCE:

@@ -58,13 +58,13 @@ def main(options: Export) -> None:
     from raydali.inference.job_module import found_run
     from raydali.launch.options import require
 
-    found = found_run(options.run, options.job)
-    if found.job.task in ("detection", "video"):
-        raise UsageError(f"{found.folder} {NOT_EXPORTED}")
+    run_and_job = found_run(options.run, options.job)
+    if run_and_job.job.task in ("detection", "video"):
+        raise UsageError(f"{run_and_job.folder} {NOT_EXPORTED}")
     require_there("--data", options.data)
     require(options, "images", least=1)
     require_writable("--json", options.json)
-    output = Path(options.output or found.folder.name + ENDINGS[options.to]).expanduser()
+    output = Path(options.output or run_and_job.folder.name + ENDINGS[options.to]).expanduser()
     require_writable("--output", str(output))
     if output.exists():
         raise UsageError(f"--output {output} exists: give another one, or remove it")
@@ -83,7 +83,7 @@ def main(options: Export) -> None:
     for module in format.modules:
         require_extra("export", module, f"files in {ENDINGS[options.to]}")
     set_max_connections()  # before the exporters initialise CUDA
-    run = open_run(found, options.checkpoint)
+    run = open_run(run_and_job, options.checkpoint)
     every, classes = run.labeled_samples(options.data, {})
     source = _some(every, options.images)
     inference, checked = checked_inference(run, run.kind, source, classes, options)

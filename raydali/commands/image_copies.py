@@ -111,8 +111,8 @@ def is_current(copy: str, changed: int | None) -> bool:
     """Return whether a copy has the modification time of its original, in ns; an object, that or a later one."""
     try:
         if "://" in copy:
-            (found,) = file_system(copy).get_file_info([copy.partition("://")[2]])
-            return bool(found.size) and (changed is None or found.mtime_ns >= changed)
+            (info,) = file_system(copy).get_file_info([copy.partition("://")[2]])
+            return bool(info.size) and (changed is None or info.mtime_ns >= changed)
         there = Path(copy).stat()
     except OSError:
         return False

@@ -48,11 +48,11 @@ def main(options: New | Train) -> None:
     if isinstance(options, New):
         _copy(options)
         return
-    job, *given = options.job or ("",)
+    job, *arguments = options.job or ("",)
     if not job or job.startswith("-"):
         raise UsageError(f"train needs a job before its options: {', '.join(own_jobs())}, or a file such as my_job.py")
     os.environ[PROGRAM] = f"raydali train {job}"
-    os.execv(sys.executable, [sys.executable, str(find_job(job)), *given])
+    os.execv(sys.executable, [sys.executable, str(find_job(job)), *arguments])
 
 
 def _copy(options: New) -> None:

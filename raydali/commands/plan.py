@@ -23,7 +23,7 @@ from raydali.output import JsonFile, require_writable
 class Plan:
     """Train for a short time, and say what the whole run will take: time, goodput, energy, money, memory and disk.
 
-    All other options are those of the job; --price is the price of a GPU's hour.
+    All other options are the job's; --price is the price of a GPU's hour.
     """
 
     job: tyro.conf.Positional[str] = ""

@@ -55,9 +55,9 @@ def main(options: Predict) -> None:
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
 
-    found = found_run(options.run, options.job)
-    if found.job.task is None and found.job.predictions is None:
-        raise UsageError(f"{found.file} does not say what to predict: {TO_ADD}")
+    run_and_job = found_run(options.run, options.job)
+    if run_and_job.job.task is None and run_and_job.job.predictions is None:
+        raise UsageError(f"{run_and_job.file} does not say what to predict: {TO_ADD}")
     require_there("the path", options.data)
     output = Path(options.output).expanduser().absolute()
     require_writable("--output", str(output) if output.suffix else f"{output}.parts")
@@ -68,7 +68,7 @@ def main(options: Predict) -> None:
     from raydali.inference.predictions import Predictions
     from raydali.inference.trained_run import open_run
 
-    run = open_run(found, options.checkpoint)
+    run = open_run(run_and_job, options.checkpoint)
     kind = run.predicting
     if options.overlays:
         if run.job.task != "segmentation" or run.job.predictions is None:

@@ -169,7 +169,7 @@ def _begin(record: dict[str, Any], options: Prepare) -> dict[str, Any]:
     target, place = options.target, f"{options.target}/{RECORD}"
     names, earlier = list[str](), dict[str, Any]()
     try:
-        names += [each.name for each in folder_entries(target) if not each.name.endswith(PARTIAL)]
+        names += [entry.name for entry in folder_entries(target) if not entry.name.endswith(PARTIAL)]
         earlier = {"to": "folder"} | json.loads(read(place))
     except (FileNotFoundError, ValueError):
         pass

@@ -4,7 +4,7 @@
     raydali preview --data train.csv --val-fraction 0.1 --pipeline val --workers 2 -o sheet.html
     raydali preview --job my_job.py --data ~/imagenet --augment trivial --erase 0.25
 
-The data, the pipelines and all other options are those of a job. A loader for each rank delivers its first batch as in
+The data, the pipelines and all other options are a job's. A loader for each rank delivers its first batch as in
 training: with the same seed and batch size, the order, the crops, the flips and the augmentation are the same.
 """
 
@@ -41,7 +41,7 @@ USUAL = "--batch-size", "8"
 class Preview:
     """Draw the first batch of each rank as one picture, and check that no id appears twice.
 
-    All other options are those of the job, such as --data, --batch-size, --image-size and --augment.
+    All other options are the job's, such as --data, --batch-size, --image-size and --augment.
     """
 
     job: str = "imagenet"
@@ -111,8 +111,8 @@ def _sheet(options: Preview, device: str) -> "Sheet":
     from raydali.report.contact_sheet import Row, Sheet
 
     job = load_job(find_job(options.job))
-    given = [*USUAL, *options.of_job]  # of an option that is given twice, the last one counts
-    config = resolve(parse(job.config, given, "raydali preview", demo=job.demo, fine_tuning=job.fine_tuning), {})
+    arguments = [*USUAL, *options.of_job]  # of an option that is given twice, the last one counts
+    config = resolve(parse(job.config, arguments, "raydali preview", demo=job.demo, fine_tuning=job.fine_tuning), {})
     is_train = options.pipeline == "train"
     pipeline: Any = (job.train_pipeline if is_train else job.val_pipeline)(config)
     data = job.open_data(config)
@@ -135,7 +135,7 @@ def _sheet(options: Preview, device: str) -> "Sheet":
     else:
         verdict = f"{total} ids, none twice"
     on = "the CPU" if device == "cpu" else f"GPU {device.partition(':')[2]}, {gpu_names()[int(device[5:])]}"
-    classes = f" of {plural(len(found), 'class')}" if (found := classes_of(source)) else ""
+    classes = f" of {plural(len(names), 'class')}" if (names := classes_of(source)) else ""
     return Sheet(
         title=f"The first batch of {_ranks(options.workers)}, {options.pipeline} pipeline of {job.name}",
         facts=(

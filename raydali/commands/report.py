@@ -39,7 +39,7 @@ def main(options: Report) -> None:
     """Read the runs, write the page, and print its path and the scores.
 
     Raises:
-        UsageError: a folder is not that of a run or cannot be read, or the page cannot be written.
+        UsageError: a folder is not a run's or cannot be read, or the page cannot be written.
     """
     from raydali.report.html import text
     from raydali.run.find import find_run
@@ -60,10 +60,10 @@ def main(options: Report) -> None:
         from raydali.report.html.compare import compare_page
 
         contents = compare_page(histories)
-        of_ledgers = [text.ledger_figures(each) for each in histories]
+        of_ledgers = [text.ledger_figures(history) for history in histories]
         rows = [
-            (each.name, *text.scores(each), text.count(each.images_per_second), *ledger.values())
-            for each, ledger in zip(histories, of_ledgers, strict=True)
+            (history.name, *text.scores(history), text.count(history.images_per_second), *ledger.values())
+            for history, ledger in zip(histories, of_ledgers, strict=True)
         ]
         show("", ("run", "last", "best", "images/s", *of_ledgers[0]), rows)
     else:

@@ -55,7 +55,7 @@ class Split:
         options: `Prepare` with an absolute target.
         name: such as train; empty if the data has no splits.
         source: the images; without labels if they keep their paths.
-        folders: those of the classes, or all of images that keep their paths; empty: labels are numbers.
+        folders: the classes' folders, or all folders of images that keep their paths; empty: labels are numbers.
         numbers: the number of each class, which stands for it then.
         ending: of names that have none in the source; empty: images keep their paths.
         shard_images: number of samples in a shard.
@@ -83,7 +83,7 @@ class Split:
         return (stem, ending) if ending.lower() in IMAGE_EXTENSIONS else (stem + ending, self.ending)
 
     def place_of(self, id: int) -> str:
-        """Return the path of a copy in folders: its own, or one of the same order among those of its class."""
+        """Return the path of a copy in folders: its own, or one of the same order in its class's folder."""
         if not self.ending:
             return f"{self.root}/{self.source.path(id).removeprefix(os.path.join(self.source.root, ''))}"  # noqa: PTH118
         return f"{self.root}/{self.folders[self.source.labels[id]]}/{id:09}-{''.join(self.name_of(id))}"
@@ -124,14 +124,14 @@ def _tree(data: str) -> tuple[Files, tuple[str, ...]]:
     if not any(selected.values()):
         raise UsageError(f"{data} has no images in folders ({', '.join(IMAGE_EXTENSIONS)}): {_WANTED}")
     folders = sorted(selected)
-    return Files.from_folders(root, ((each, sorted(selected.pop(each))) for each in folders)), tuple(folders)
+    return Files.from_folders(root, ((folder, sorted(selected.pop(folder))) for folder in folders)), tuple(folders)
 
 
 def _refuse_other_tasks(data: str) -> None:
-    if any(each.name.startswith("instances_") for each in entries_or_none(f"{data}/annotations")):
+    if any(entry.name.startswith("instances_") for entry in entries_or_none(f"{data}/annotations")):
         raise UsageError(f"{data} has boxes, which would not fit smaller images: {_WANTED}")
     for split in ("", "/train", "/test"):
-        if {"img", "gt"} <= {each.name for each in entries_or_none(f"{data}{split}")}:
+        if {"img", "gt"} <= {entry.name for entry in entries_or_none(f"{data}{split}")}:
             raise UsageError(f"{data} has pairs, whose pixels are the training targets: {_WANTED}")
 
 
@@ -160,9 +160,9 @@ def _class_names(source: LabeledSource, to: str) -> tuple[tuple[str, ...], tuple
     if empty and to == "tar":
         shown = summarize(empty, show=repr)
         raise UsageError(f"{source} has no images of {shown}, so that tar shards lack the class: {remedy}")
-    if [*classes] == sorted(classes) and not any("/" in each or not each or is_ignored(each) for each in classes):
+    if [*classes] == sorted(classes) and not any("/" in name or not name or is_ignored(name) for name in classes):
         return classes, ()
-    numbers = [int(each) if each.isascii() and each.isdigit() else -1 for each in classes]
+    numbers = [int(name) if name.isascii() and name.isdigit() else -1 for name in classes]
     if all(a < b for a, b in pairwise([-1, *numbers])):
         width = len(classes[-1])
         return tuple(f"{number:0{width}}" for number in numbers) if to == "folder" else (), tuple(numbers)
@@ -257,7 +257,7 @@ def _origin(source: Files | LabeledSource, id: int) -> str:
 
 
 def _state(source: LabeledSource, ids: range) -> str:
-    """Return a hash of the modification times of the originals' files; those of objects are asked for shards only."""
+    """Return a hash of the modification times of the originals' files; among objects, only shards are asked."""
     files = dict.fromkeys(_origin(source, id) for id in ids)
     asked = (file for file in files if "://" not in file or isinstance(source, Shards))
     return digest(repr([*map(modified_ns, asked)]).encode())

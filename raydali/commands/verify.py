@@ -83,7 +83,7 @@ def main(options: Verify) -> None:
     workers = process_count(options.workers)
     require_writable("--output", options.output)
     require_writable("--json", options.json)
-    samples, found, skipped = 0, Found([]), Counter[str]()
+    samples, total, skipped = 0, Found([]), Counter[str]()
     sources = _sources(options)
     for source in sources:
         samples += len(source)
@@ -91,10 +91,10 @@ def main(options: Verify) -> None:
         of_source = Found([])
         examine = partial(examine_videos if options.kind == "videos" else examine_images, source)
         in_processes(examine, len(source), workers, options.data, of_source.add, partial(killed, source))
-        found.add(of_source)
-    broken = found.broken
+        total.add(of_source)
+    broken = total.broken
     show(broken)
-    _show_printed(found.printed)
+    _show_printed(total.printed)
     asked = _decoders(options.kind)
     if options.output is not None:
         head = " ".join(f"# raydali verify {options.data}".splitlines())
@@ -102,14 +102,14 @@ def main(options: Verify) -> None:
         Path(options.output).expanduser().write_bytes(text.encode("utf-8", "surrogateescape"))
     if options.json is not None:
         rows = [{name: asdict(sample)[name] for name in ("id", "path", "reason")} for sample in broken]
-        counts: dict[str, Any] = {"samples": samples, "transparent": found.transparent, "for_pillow": found.for_pillow}
-        counts |= {"skipped": skipped, "decoders": asked, "printed": found.printed}
+        counts: dict[str, Any] = {"samples": samples, "transparent": total.transparent, "for_pillow": total.for_pillow}
+        counts |= {"skipped": skipped, "decoders": asked, "printed": total.printed}
         write_json({"data": options.data} | counts | {"broken": rows}, options.json)
     also = f"; {describe_skipped(skipped)}" if skipped else ""
-    if found.transparent:
-        also += f"; {found.transparent} with transparent pixels, whose alpha is ignored"
-    if found.for_pillow:
-        also += f"; {found.for_pillow} that the DALI loader hands to Pillow"
+    if total.transparent:
+        also += f"; {total.transparent} with transparent pixels, whose alpha is ignored"
+    if total.for_pillow:
+        also += f"; {total.for_pillow} that the DALI loader hands to Pillow"
     if not broken:
         print(f"{plural(samples, 'sample')}, none broken{also}; asked {asked}")
     try:
@@ -167,10 +167,10 @@ def _sources(options: Verify) -> list[Any]:
         return sources[:1] if listed else [sources[splits.index(split)] for split in wanted]
     if options.kind == "boxes":
         return [one_split(absolute(data), split) for split in wanted]
-    found = split_roots(data, splits, files=options.kind == "images")
-    if options.split != "all" and not found:
+    root_of = split_roots(data, splits, files=options.kind == "images")
+    if options.split != "all" and not root_of:
         raise UsageError(f"--split {options.split}: {options.data} lacks {' or '.join(splits)}: leave it out")
-    roots = [found[split] for split in wanted] if found else [data]
+    roots = [root_of[split] for split in wanted] if root_of else [data]
     if options.kind == "pairs":
         return [ImagePairs.scan(root) for root in roots]
     scan = scan_videos if options.kind == "videos" else None
