@@ -67,14 +67,14 @@ def check(options: Any, **choices: Collection[str]) -> None:
         if type(value) is float and not 0 < value < float("inf"):
             raise UsageError(f"--{name} must be above 0, not {value}")
     for name, choice in choices.items():
-        found = names(getattr(options, name))
-        if not found:
+        values = names(getattr(options, name))
+        if not values:
             raise UsageError(f"--{name} is empty: choose from {','.join(choice)}")
-        for each in found:
-            if each not in choice:
-                raise UsageError(f"--{name} {each} is unknown: choose from {','.join(choice)}")
-            if each in OF_DALI:
-                require_dali(f"--{name} {each}", f"leave {each} out of --{name}")
+        for value in values:
+            if value not in choice:
+                raise UsageError(f"--{name} {value} is unknown: choose from {','.join(choice)}")
+            if value in OF_DALI:
+                require_dali(f"--{name} {value}", f"leave {value} out of --{name}")
     data = getattr(options, "data", None)
     if data is not None and "://" in data and not _READ_BUCKETS.issuperset(names(getattr(options, "loaders", ""))):
         remedy = "give a copy on a disk, or --loaders raydali,synthetic"

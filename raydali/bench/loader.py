@@ -79,14 +79,14 @@ def main(options: LoaderBench) -> dict[str, Any]:
 
     common.check(options, loaders=CHOICE, pixels=PIXELS)
     counts = common.gpu_counts(options.gpus)
-    given = LabeledFiles.scan(options.data) if options.data is not None else None
-    common.check_samples(options, len(given) if given else options.make, max(counts), devices(max(counts)))
+    scanned = LabeledFiles.scan(options.data) if options.data is not None else None
+    common.check_samples(options, len(scanned) if scanned else options.make, max(counts), devices(max(counts)))
     rows = loader_rows(options, counts)
     if "synthetic" in options.loaders:  # its batches cost the same in all formats
         pixels = common.names(options.pixels)[0]
         rows = [row for row in rows if row["loader"] != "synthetic" or row["pixels"] == pixels]
     with synthetic.folder_or(options.data, partial(synthetic.write_images, count=options.make)) as root:
-        source = given or LabeledFiles.scan(root)
+        source = scanned or LabeledFiles.scan(root)
 
         def task(row: dict[str, Any]) -> ImageTask:
             return common.task_of(ImageTask, options, loader=row["loader"], root=root, pixels=row["pixels"])

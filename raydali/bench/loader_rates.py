@@ -197,8 +197,8 @@ def measure_loaders(
             except MeasurementError as error:
                 row["error"] = str(error)
                 continue
-            row["seconds"] += max(each.seconds for each in measured)
-            row["repeats"].append(sum(units_each * each.images / each.seconds for each in measured))
+            row["seconds"] += max(process.seconds for process in measured)
+            row["repeats"].append(sum(units_each * process.images / process.seconds for process in measured))
             rate = f"{number(row['repeats'][-1])} {unit}/s"
             print(f"{repeat + 1}/{options.repeats} {row_name(row)}: {rate}", file=sys.stderr, flush=True)
     rate_name = f"{unit}_per_second"
@@ -211,12 +211,12 @@ def measure_loaders(
 
 def _add_ratios(rows: list[Row], rate: str, rivals: Iterable[str]) -> None:
     for row in rows:
-        alike = [each for each in rows if each["pixels"] == row["pixels"] and each[rate]]
+        alike = [other for other in rows if other["pixels"] == row["pixels"] and other[rate]]
         for rival in rivals:
             gpus = min(1, row["gpus"]) if rival in DATA_LOADERS else row["gpus"]
-            of_rival = [each[rate] for each in alike if (each["loader"], each["gpus"]) == (rival, gpus)]
+            of_rival = [other[rate] for other in alike if (other["loader"], other["gpus"]) == (rival, gpus)]
             row[f"to_{rival}"] = ratio(row[rate], next(iter(of_rival), None))
-        own = [each[rate] for each in alike if each["gpus"] and loader_name(each) == loader_name(row)]
+        own = [other[rate] for other in alike if other["gpus"] and loader_name(other) == loader_name(row)]
         row["scaling"] = ratio(row[rate], next(iter(own), None)) if row["gpus"] else None
 
 

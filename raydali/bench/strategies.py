@@ -11,7 +11,7 @@
 Each runs in fp32 (convolutions in TF32, torch's default) and amp (fp16 with a GradScaler), with Pillow in torch's
 DataLoader and with DALI. Forward and backward pass are a CUDA graph, as in raydali's jobs, except with DataParallel,
 which cannot be captured; ddp takes DDP or one all-reduce after the pass, whichever is faster. Nothing is compiled, so
-these rates are not those of the jobs: see `raydali bench train`. Without a GPU one process and DDP with two are
+these rates differ from the jobs' rates: see `raydali bench train`. Without a GPU one process and DDP with two are
 measured.
 
 Each process takes steps on one resident batch before the loader starts, for tuning and DDP's buckets, then steps on
@@ -57,7 +57,7 @@ class StrategiesBench(TrainingOptions):
     threads: int = 8
     """DALI threads per GPU. DataParallel has one loader with the threads of all GPUs."""
     workers: int = 8
-    """Worker processes of torch's DataLoader per GPU. DataParallel has one loader with those of all GPUs."""
+    """Worker processes of torch's DataLoader per GPU. DataParallel has one loader with the workers of all GPUs."""
     steps: int = 40
     """Steps of each measured segment; with torch's DataLoader rounded up to whole turns of its workers."""
     strategies: str = ",".join(STRATEGIES)
@@ -131,7 +131,7 @@ def _rows(options: StrategiesBench) -> list[dict[str, Any]]:
     check_classifier(options.model)
     gpus = len(gpu_names()) if options.gpus is None else common.gpu_counts(str(options.gpus))[0]
     possible = STRATEGIES if gpus > 1 else ON_CPU if not gpus else ("one",)
-    left_out = [STRATEGIES[each] for each in strategies if each not in possible]
+    left_out = [STRATEGIES[strategy] for strategy in strategies if strategy not in possible]
     if left_out:
         needs = f"need at least 2 GPUs, and this is on {devices(gpus) if gpus else 'the CPU'}"
         if len(left_out) == len(strategies):
@@ -162,7 +162,7 @@ def strategy_name(row: dict[str, Any]) -> str:
 def to_one(row: Row, rows: Iterable[Row]) -> Row:
     """Return {"to_one": the ratio of a row's rate to strategy one's with the same precision and loader, or None}."""
     same = ("one", row["precision"], row["loader"])
-    ones = (each for each in rows if (each["strategy"], each["precision"], each["loader"]) == same)
+    ones = (other for other in rows if (other["strategy"], other["precision"], other["loader"]) == same)
     one = next(ones, {"images_per_second": None})
     return {"to_one": ratio(row["images_per_second"], one["images_per_second"])}
 
@@ -182,7 +182,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _of_real(measured: dict[str, Any], figure: str = "images_per_second") -> list[float]:
-    return [each["real"][figure] for each in measured["rounds"]]
+    return [rates["real"][figure] for rates in measured["rounds"]]
 
 
 METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -151,11 +151,11 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _median(name: str, figure: str = "images_per_second") -> Callable[[dict[str, Any]], float]:
-    return lambda measured: statistics.median(each[name][figure] for each in measured["rounds"])
+    return lambda measured: statistics.median(rates[name][figure] for rates in measured["rounds"])
 
 
 def _of_ceiling(measured: dict[str, Any]) -> list[float]:
-    return [each["real"]["images_per_second"] / each["ceiling"]["images_per_second"] for each in measured["rounds"]]
+    return [rates["real"]["images_per_second"] / rates["ceiling"]["images_per_second"] for rates in measured["rounds"]]
 
 
 METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -124,7 +124,7 @@ def _pairs(task: TrainTask) -> Generator[Pair, None, None]:
 
     for batch in task.batches():
         if task.loader == "native":  # like DALI's own iterator for PyTorch: the host waits for each batch
-            images, labels = (from_dlpack(each.as_tensor()) for each in batch)
+            images, labels = (from_dlpack(array.as_tensor()) for array in batch)
             images, labels = images.permute(0, 3, 1, 2), labels.squeeze(-1).long()
         elif task.loader == "torchvision":
             images, labels = batch
@@ -176,11 +176,11 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
             "loader_wait_fraction": sum(waited / seconds for seconds, waited in segments) / len(segments),
         }
 
-    before = [each for each, _ in of_ranks if each is not None]
+    before = [segment for segment, _ in of_ranks if segment is not None]
     rounds = zip(*(rounds for _, rounds in of_ranks), strict=True)
     return {
         "ceiling_before": combine(before) if before else None,
-        "rounds": [{name: combine([each[name] for each in ranks]) for name in task.segments} for ranks in rounds],
+        "rounds": [{name: combine([times[name] for times in ranks]) for name in task.segments} for ranks in rounds],
         "captured": forward_backward.is_captured,
     }
 

@@ -96,8 +96,8 @@ def main(options: VideoBench) -> dict[str, Any]:
         common.check_samples(options, len(clips), max(counts), devices(max(counts)), unit="clips")
 
         def task(row: dict[str, Any]) -> VideoTask:
-            given = {name: row[name] for name in ("loader", "pixels", "decoders")}
-            return common.task_of(VideoTask, options, root=root, **given)
+            of_row = {name: row[name] for name in ("loader", "pixels", "decoders")}
+            return common.task_of(VideoTask, options, root=root, **of_row)
 
         measure_loaders(rows, task, options, RIVALS, unit="frames", units_each=options.sequence_length)
     settings = asdict(options) | {"videos": len(clips.videos), "clips": len(clips)}
@@ -109,12 +109,12 @@ def main(options: VideoBench) -> dict[str, Any]:
 
 
 def _rows(options: VideoBench, counts: list[int]) -> list[dict[str, Any]]:
-    given = common.integers(options.decoders or "1")
-    if not given or given[0] < 1:
+    counts_of_decoders = common.integers(options.decoders or "1")
+    if not counts_of_decoders or counts_of_decoders[0] < 1:
         raise UsageError(
             f"--decoders must be numbers of decoders such as 1,4,7, not {options.decoders!r}: at least 1 each"
         )
-    decoders = given if options.decoders else [None]
+    decoders = counts_of_decoders if options.decoders else [None]
     rows = [
         row | {"decoders": count}
         for row in loader_rows(options, counts)
@@ -287,12 +287,12 @@ def read_by_pyav(clips: "VideoClips", id: int, square: Square, size: int) -> Any
         step = 1 / (stream.average_rate * stream.time_base)
         begin = stream.start_time or 0
         container.seek(int(begin + wanted[0] * step), stream=stream)
-        found = {}
+        images = {}
         for frame in container.decode(stream):
             place = round((frame.pts - begin) / step)
             if place in wanted:
                 graph.push(frame)
-                found[place] = graph.pull().to_ndarray()
+                images[place] = graph.pull().to_ndarray()
             if place >= wanted[-1]:
                 break
-    return np.stack([found[place] for place in wanted])
+    return np.stack([images[place] for place in wanted])
