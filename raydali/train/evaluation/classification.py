@@ -65,7 +65,7 @@ def evaluate_labels(
     mine = dict[str, NDArray[Any]]()
     if ids:
         mine = {"ids": np.array(ids), "logits": torch.cat(logits).numpy(), "labels": torch.cat(labels).numpy()}
-    of_ranks = [each for each in gather_arrays(worker, mine) if each]
+    of_ranks = [arrays for arrays in gather_arrays(worker, mine) if arrays]
     images, loss, map_, accuracy = worker.from_first(_label_metrics(of_ranks) if of_ranks else (0, 0.0, 0.0, 0.0))
     require_read(images, batches)
     return {"images": int(images), "loss": loss, "map": map_, "accuracy": accuracy}
@@ -75,9 +75,9 @@ def _label_metrics(of_ranks: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[floa
     """The number of images, loss, mAP and accuracy of all ranks' images, in the order of their ids."""
     from torchmetrics.functional.classification import binary_average_precision
 
-    order = np.argsort(np.concatenate([each["ids"] for each in of_ranks]))
+    order = np.argsort(np.concatenate([arrays["ids"] for arrays in of_ranks]))
     logits, labels = (
-        torch.from_numpy(np.concatenate([each[name] for each in of_ranks])[order]) for name in ("logits", "labels")
+        torch.from_numpy(np.concatenate([arrays[name] for arrays in of_ranks])[order]) for name in ("logits", "labels")
     )
     loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double())
     correct = ((logits > 0) == (labels == 1)).double().mean()

@@ -29,14 +29,14 @@ def evaluate(
     All boxes of the source count. Ranks may have different numbers of batches, or none: they communicate only at the
     end, when rank 0 gathers all detections and broadcasts the metrics.
     """
-    found: list[Found] = []
+    detections: list[Found] = []
     with evaluating(model):
         for batch in batches:
             images, sizes = batch["images"], batch["sizes"].cpu().numpy()
             with precision.autocast():
                 results = model(images)
-            found += in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
-    of_ranks = gather_arrays(worker, _packed(found))
+            detections += in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
+    of_ranks = gather_arrays(worker, _packed(detections))
     of_all = sorted((one for of_rank in of_ranks for one in _unpacked(of_rank)), key=lambda one: one[0])
     coco = coco_metrics(of_all, source) if of_all else {}
     mine = (len(of_all), float(coco["map"]), float(coco["map_50"])) if coco else (0, 0.0, 0.0)
@@ -56,21 +56,21 @@ def in_originals(
         results: torchvision's "boxes", "scores" and "labels" of each image.
         side: height and width of the model's images, in pixels.
     """
-    found = []
+    detections = []
     for id, size, result in zip(ids, sizes, results, strict=True):
         boxes, scores, labels = (result[name].cpu().numpy() for name in ("boxes", "scores", "labels"))
-        found.append((id, unfitted(boxes, size, side), scores.astype(np.float32), labels))
-    return found
+        detections.append((id, unfitted(boxes, size, side), scores.astype(np.float32), labels))
+    return detections
 
 
-def _packed(found: Sequence[Found]) -> dict[str, NDArray[Any]]:
-    """Return detections as arrays, in which those of all images follow each other."""
+def _packed(detections: Sequence[Found]) -> dict[str, NDArray[Any]]:
+    """Return detections as arrays, in which the detections of all images follow each other."""
     return {
-        "ids": np.array([id for id, *_ in found], np.int64),
-        "counts": np.array([len(labels) for *_, labels in found], np.int64),
-        "boxes": np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _, _ in found)]),
-        "scores": np.concatenate([np.zeros(0, np.float32), *(scores for _, _, scores, _ in found)]),
-        "labels": np.concatenate([np.zeros(0, np.int64), *(labels for *_, labels in found)]),
+        "ids": np.array([id for id, *_ in detections], np.int64),
+        "counts": np.array([len(labels) for *_, labels in detections], np.int64),
+        "boxes": np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _, _ in detections)]),
+        "scores": np.concatenate([np.zeros(0, np.float32), *(scores for _, _, scores, _ in detections)]),
+        "labels": np.concatenate([np.zeros(0, np.int64), *(labels for *_, labels in detections)]),
     }
 
 
@@ -79,18 +79,18 @@ def _unpacked(packed: Mapping[str, NDArray[Any]]) -> Iterator[Found]:
     yield from zip(packed["ids"].tolist(), *of_images, strict=False)
 
 
-def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = False) -> dict[str, torch.Tensor]:
+def coco_metrics(detections: Iterable[Found], source: Coco, *, of_classes: bool = False) -> dict[str, torch.Tensor]:
     """Return COCO's figures, such as "map" and "map_50", computed by pycocotools over these images.
 
     A detection in a crowd is ignored; a detection in an image without boxes is wrong.
 
     Args:
-        found: the detections.
+        detections: (id, boxes, scores, labels) of each image.
         source: the images with their boxes.
         of_classes: whether to compute "map_per_class" as well, for the labels in "classes"; -1 without boxes.
     """
     # The caller has gathered all detections. By default, the metric would wait for the other ranks.
-    # The thresholds are those of pycocotools; torchmetrics rounds its own, which changes mAP by about 0.0001.
+    # The thresholds are pycocotools' own; torchmetrics rounds its own, which changes mAP by about 0.0001.
     metric = MeanAveragePrecision(
         backend="pycocotools",
         sync_on_compute=False,
@@ -99,7 +99,7 @@ def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = Fal
         extended_summary=of_classes,
     )
     metric.warn_on_many_detections = False
-    for id, *of_found in found:
+    for id, *of_found in detections:
         boxes, scores, labels = map(torch.from_numpy, of_found)
         truth = source.boxes_of(id)
         target = {
@@ -111,7 +111,7 @@ def coco_metrics(found: Iterable[Found], source: Coco, *, of_classes: bool = Fal
     result: dict[str, torch.Tensor] = metric.compute()
     if of_classes and "precision" in result:  # with `class_metrics`, each class would be evaluated again
         of_each = result["precision"][:, :, :, 0, -1].flatten(0, 1)
-        known = of_each > -1
-        means = (of_each * known).sum(0) / known.sum(0)
-        result["map_per_class"] = means.where(known.any(0), -1)
+        defined = of_each > -1
+        means = (of_each * defined).sum(0) / defined.sum(0)
+        result["map_per_class"] = means.where(defined.any(0), -1)
     return result

@@ -3,8 +3,8 @@
     file --> input of 8 bits --> outputs
 
 A checkpoint of an epoch and `best/` keep them. A command that builds the network again, on whatever machine, shows by
-them that it computes what the run computed. Outputs are those in 32-bit floats, eager, without autocast and TF32,
-before any threshold or selection.
+them that it computes what the run computed. Outputs are computed in 32-bit floats, eagerly, without autocast
+and TF32, before any threshold or selection.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def raw_outputs(network: nn.Module, samples: torch.Tensor) -> list[torch.Tensor]
     """Compute the outputs of a network in 32-bit floats, each (K, values) float32 on the CPU.
 
     Args:
-        network: maps samples to a tensor or to nested tensors, of which the first dimension is that of the samples. Its
+        network: maps samples to a tensor or to nested tensors, whose first dimension counts the samples. Its
             method `raw_outputs`, if it has one, does so in its place.
         samples: (K, ...), on the device of the network.
 
@@ -122,7 +122,7 @@ class ReferenceWatch:
     def watching(self) -> Iterator[Loader]:
         """Watch the validation inside this context, which takes the batches of the loader.
 
-        The first call of a module with as many rows as the newest batch is taken for that of the network.
+        The first call of a module with as many rows as the newest batch is taken for the network's call.
         """
         self._seen = self._newest = None
 
@@ -166,15 +166,15 @@ class ReferenceWatch:
         facts = {
             "ids": ids,
             "paths": [source.path(id) for id in ids],
-            "files": [[*map(sha256, each)] for each in files],
+            "files": [[*map(sha256, contents)] for contents in files],
             "samples": len(source),
             "fingerprint": source.fingerprint,
             "input": name,
             "device": self._loader.device.type,
         }
         kept = [
-            [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in each if 0 < len(one) <= LARGEST_FILE]
-            for each in files
+            [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in contents if 0 < len(one) <= LARGEST_FILE]
+            for contents in files
         ]
         return Reference(facts, inputs.cpu(), raw_outputs(network, inputs), kept)
 
@@ -183,7 +183,7 @@ def files_of(source: Source, id: int) -> list[bytes]:
     """Return the contents of the files of a sample; none if they cannot be read, or the source does not say how."""
     parts = [source, getattr(source, "inputs", None), getattr(source, "targets", None)]
     try:
-        return [each.read(id) for each in parts if hasattr(each, "read")]  # type: ignore[union-attr]
+        return [part.read(id) for part in parts if hasattr(part, "read")]  # type: ignore[union-attr]
     except Exception:  # of files, of storages; a validation has read them, and what is not kept is not compared
         return []
 

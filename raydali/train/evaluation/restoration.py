@@ -21,7 +21,7 @@ _EPSILON = 1e-3
 class RestorationNetwork(nn.Module):
     """A network that adds a predicted residual to images (N, 3, H, W) in 0..1.
 
-    The blocks are those of EDSR (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
+    The blocks are EDSR's (Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPRW
     2017). Pixel-unshuffle by 2, as in FFDNet (Zhang et al., TIP 2018), makes them four times as fast. The last layer
     starts at zero, so the untrained network returns its input.
 
@@ -98,8 +98,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], worker: Worker, precisi
             inputs, targets = batch["inputs"], batch["targets"]
             with precision.autocast():
                 output = model(inputs)
-            each = per_image(output, inputs, targets)
-            of_images = [each[name].sum() for name in ("losses", "psnr", "ssim", "input_psnr")]
+            figures = per_image(output, inputs, targets)
+            of_images = [figures[name].sum() for name in ("losses", "psnr", "ssim", "input_psnr")]
             sums += torch.stack([torch.full_like(of_images[0], len(inputs)), *of_images])
     count, *of_all = worker.sum(sums).tolist()
     require_read(count, batches)

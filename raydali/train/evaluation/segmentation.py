@@ -27,7 +27,7 @@ def cross_entropy(
         auxiliary: the weight of the further scores.
     """
     truth = masks.squeeze(1).long()
-    losses = [F.cross_entropy(each.float(), truth, weights, ignore_index=IGNORED) for each in scores]
+    losses = [F.cross_entropy(output.float(), truth, weights, ignore_index=IGNORED) for output in scores]
     return losses[0] + auxiliary * sum(losses[1:], losses[0].new_zeros(()))
 
 
@@ -63,8 +63,8 @@ def confusion(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> tor
 
     The last column has the predictions of all further classes.
     """
-    known = truth != IGNORED
-    pairs = truth[known] * (classes + 1) + predicted[known].clamp(max=classes)
+    counted = truth != IGNORED
+    pairs = truth[counted] * (classes + 1) + predicted[counted].clamp(max=classes)
     return torch.bincount(pairs, minlength=classes * (classes + 1))
 
 

@@ -26,7 +26,7 @@ class ValidationPass:
     """A pass of one rank over its share of the validation samples, each of which comes once, on one rank.
 
     Attributes:
-        batches: those of this rank. Ranks may have different numbers of them, or none, so that an evaluation
+        batches: this rank's batches. Ranks may have different numbers of them, or none, so that an evaluation
             communicates only after the last one, by `worker`.
         source: all validation samples, which the ids of a batch refer to.
         worker: this rank.
@@ -69,7 +69,7 @@ def gather_arrays(worker: Worker, arrays: Mapping[str, NDArray[Any]]) -> list[di
     """Return the arrays of all ranks, ordered by rank, on rank 0; others get an empty list. All ranks must call it."""
     content = BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy takes them for its option allow_pickle
-    return [dict(np.load(BytesIO(each), allow_pickle=False)) for each in worker.gather_bytes(content.getvalue())]
+    return [dict(np.load(BytesIO(saved), allow_pickle=False)) for saved in worker.gather_bytes(content.getvalue())]
 
 
 class ValidationForward(nn.Module):

@@ -19,7 +19,7 @@ What they move, in units of N*C*H*W elements. For an image, ResNet-50 has 4.1 M 
 | together          | 8                      | 11.1; `other` replaces an addition of two gradients by 3 |
 
 ReLU's mask is computed again from y, which is read anyway. After an addition it would need the residual or the output
-once more, so that one bit an element is kept instead. The masked gradient is that of the residual: the last kernel
+once more, so that one bit an element is kept instead. The masked gradient is the residual's gradient: the last kernel
 reads it. Each second sweep starts at the end, which the L2 cache still holds, and ends where the next kernel begins.
 
 Statistics are fp32, by Welford's algorithm on differences from the first row, so that a large mean costs no precision.
@@ -77,7 +77,7 @@ def affine(value, mean, rstd, weight, bias):
 
 @triton.jit
 def moments(y, means, squares, rows, columns, block_r: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr):
-    """Write the mean and the sum of squared deviations of every n-th tile's values, less those of the first row."""
+    """Write the mean and the sum of squared deviations of every n-th tile's values, less the first row's values."""
     split, splits = tl.program_id(1), tl.num_programs(1)
     column, exists = own_columns(columns, block_c)
     shift = tl.load(y + column, mask=exists, other=0).to(tl.float32)[None, :]

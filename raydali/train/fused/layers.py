@@ -27,7 +27,7 @@ def takes(y: Tensor, residual: Tensor | None, weight: Tensor | None, running_mea
         and y.dim() == 4
         and y.numel() > y.shape[1]  # PyTorch refuses one value per channel
         and y.is_contiguous(memory_format=torch.channels_last)
-        and all(each is not None and each.dtype == torch.float32 for each in (weight, running_mean))
+        and all(tensor is not None and tensor.dtype == torch.float32 for tensor in (weight, running_mean))
         and (residual is None or _adds(y, residual))
     )
 

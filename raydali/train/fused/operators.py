@@ -3,7 +3,7 @@
 Each launches kernels of kernels.py or pooling_kernels.py. Statistics and normalisation are two operators, because one
 that changes its inputs, as running statistics are, cannot have a gradient. How kernels divide images among their
 programs does not depend on the GPU, so that results are the same on each. With the name of a process group, the
-statistics are those of the images of all its ranks, which must be equally many.
+statistics cover the images of all its ranks, which must be equally many.
 """
 
 from typing import Any
@@ -128,12 +128,12 @@ def normalize(
     relu: bool,
     group: str = "",  # noqa: ARG001  # for the gradients
 ) -> tuple[Tensor, Tensor]:
-    """Return the normalised images, or those plus the residual, through ReLU if so; and the signs of sums, packed.
+    """Return the normalised images, or their sum with the residual, through ReLU if so; and the signs of sums, packed.
 
     Args:
         y: images (N, C, H, W).
         residual: images like y; C is then a multiple of kernels.SIGNS, and relu is true.
-        mean: that of each channel (C, fp32).
+        mean: the mean of each channel (C, fp32).
         rstd: 1 / sqrt(variance + eps) of each channel (C, fp32).
         weight: (C), fp32.
         bias: (C), fp32.
@@ -217,7 +217,7 @@ def _weight_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the masked gradient, empty if it is not written, and the gradients of weight and bias (C, fp32).
 
-    The arguments are those of `gradients`, and the mask says where that of ReLU comes from, see kernels.
+    `gradients` explains the arguments; `mask` says where ReLU's mask comes from, see kernels.
     """
     grid, masked = Grid(y), _empty_masked(y, other, signs)
     sums, products = grid.partial(y)
@@ -243,7 +243,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _of_signs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    """Return the gradients of the inputs; that of y includes what it gets by its statistics."""
+    """Return the gradients of the inputs; the gradient of y includes what it gets by its statistics."""
     grad = grad.contiguous(memory_format=torch.channels_last)
     of_y, of_residual, of_weight, of_bias = gradients(grad, None, *ctx.saved_tensors, ctx.relu, ctx.group)
     return of_y, of_residual if ctx.has_residual else None, None, None, of_weight, of_bias, None, None
@@ -283,7 +283,7 @@ def normalize_and_pool(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the maxima of windows after BatchNorm and ReLU, the pixels that give them, and their positions (uint8).
 
-    The arguments are those of `normalize`.
+    `normalize` explains the arguments.
     """
     windows = _empty_windows(y)
     grid = _grid_of_windows(windows[0])

@@ -1,7 +1,7 @@
 """Replace BatchNorm with addition, ReLU and max-pooling, and attention, in models that torch.compile compiles.
 
 The model itself stays as it is, and so do the names of its parameters and the classes of its layers, so that this works
-for any model, such as those of torchvision and timm. Two passes of Inductor do it:
+for any model, such as torchvision's and timm's. Two passes of Inductor do it:
 
     before gradients    batch_norm -> (+ residual) -> relu      -->  raydali::batch_norm (layers.py)
                         batch_norm -> relu -> max_pool2d        -->  raydali::batch_norm
@@ -40,7 +40,7 @@ _PLAIN = {
     **dict.fromkeys(("add_zero_attn", "need_weights", "use_separate_proj_weight", "is_causal"), False),
 }
 """Arguments for which it is attention without masks and further options."""
-_WINDOWS = [(each, each) for each in (*pooling_kernels.WINDOWS, 1)] + [False, False]
+_WINDOWS = [(size, size) for size in (*pooling_kernels.WINDOWS, 1)] + [False, False]
 _FUSED = torch.ops.raydali.batch_norm.default
 _SYNCHRONIZED = torch.ops.raydali.batch_norm
 """BatchNorm over ranks, as Dynamo traces it."""
@@ -52,7 +52,7 @@ _CALLED = (
     torch.ops.raydali.batch_norm_normalize.default,
     torch.ops.raydali.batch_norm_pool.default,
 )
-_FILES = (__file__, *(str(each.__file__) for each in (kernels, layers, operators, pooling_kernels)))
+_FILES = (__file__, *(str(module.__file__) for module in (kernels, layers, operators, pooling_kernels)))
 
 
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -115,7 +115,7 @@ def fuse_pooling(graph: Graph) -> int:
     count = 0
     for pool in graph.find_nodes(op="call_function", target=functional.max_pool2d):
         norm, *sizes, ceil_mode, return_indices = _arguments(pool).values()
-        windows = [*(_pair(each) for each in sizes), ceil_mode, return_indices]
+        windows = [*(_pair(size) for size in sizes), ceil_mode, return_indices]
         if norm.target is _FUSED and len(norm.users) == 1 and windows == _WINDOWS:
             y, residual, *others, relu, is_pooled, group = norm.args
             if relu and residual is None and not is_pooled:
@@ -129,14 +129,14 @@ def fuse_pooling(graph: Graph) -> int:
 
 def replace_stem(graph: Graph) -> int:
     """Replace convolutions that may be the stem's; return how many are replaced."""
-    found = [
-        each
-        for each in graph.find_nodes(op="call_function", target=torch.conv2d)
-        if each.args[3:] == layers.STEM_SETTINGS
+    convolutions = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.conv2d)
+        if node.args[3:] == layers.STEM_SETTINGS
     ]
-    for each in found:
-        each.target, each.args = torch.ops.raydali.stem_convolution.default, each.args[:3]
-    return len(found)
+    for node in convolutions:
+        node.target, node.args = torch.ops.raydali.stem_convolution.default, node.args[:3]
+    return len(convolutions)
 
 
 def replace_attention(graph: Graph) -> int:
@@ -147,20 +147,20 @@ def replace_attention(graph: Graph) -> int:
     """
     count = 0
     for node in graph.find_nodes(op="call_function", target=functional.multi_head_attention_forward):
-        given = _arguments(node)
-        query, outputs = given["query"], [*node.users]
-        if not (query is given["key"] is given["value"] and all(given[name] == _PLAIN[name] for name in _PLAIN)):
+        bound = _arguments(node)
+        query, outputs = bound["query"], [*node.users]
+        if not (query is bound["key"] is bound["value"] and all(bound[name] == _PLAIN[name] for name in _PLAIN)):
             continue
-        if query.meta["example_value"].dim() != 3 or any(each.args[1:] != (0,) for each in outputs):
+        if query.meta["example_value"].dim() != 3 or any(output.args[1:] != (0,) for output in outputs):
             continue
-        projections = (given[name] for name in ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias"))
-        dropout = given["dropout_p"] if given["training"] else 0.0
+        projections = (bound[name] for name in ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias"))
+        dropout = bound["dropout_p"] if bound["training"] else 0.0
         with graph.inserting_before(node):
-            ours = graph.call_function(self_attention, (query, given["num_heads"], *projections, dropout))
-        for each in outputs:
-            ours.meta = dict(each.meta)
-            each.replace_all_uses_with(ours)
-            graph.erase_node(each)
+            ours = graph.call_function(self_attention, (query, bound["num_heads"], *projections, dropout))
+        for output in outputs:
+            ours.meta = dict(output.meta)
+            output.replace_all_uses_with(ours)
+            graph.erase_node(output)
         graph.erase_node(node)
         count += 1
     return count
@@ -190,11 +190,11 @@ def fuse_additions(graph: Graph) -> int:
         graph: a forward or a backward pass, after all gradients are traced.
     """
     count = 0
-    for node in [each for each in graph.nodes if each.target in _GRADIENTS]:
+    for node in [node for node in graph.nodes if node.target in _GRADIENTS]:
         total = node.args[0]
         if total.target is torch.ops.aten.add.Tensor and len(total.users) == 1 and not total.kwargs:
-            values = [each.meta["val"] for each in (total, *total.args) if isinstance(each, Node)]
-            if len({(each.shape, each.dtype, each.stride()) for each in values}) == 1 < len(values) - 1:
+            values = [tensor.meta["val"] for tensor in (total, *total.args) if isinstance(tensor, Node)]
+            if len({(value.shape, value.dtype, value.stride()) for value in values}) == 1 < len(values) - 1:
                 node.args = (*total.args, *node.args[2:])
                 graph.erase_node(total)
                 count += 1
@@ -218,7 +218,7 @@ def _arguments(node: Node) -> dict[str, Any]:
 
 def _summands(addition: Node) -> tuple[Node, Node] | None:
     """Return the BatchNorm whose result only this addition uses, and the residual; None if there is none."""
-    nodes = [each for each in addition.args if isinstance(each, Node)]
+    nodes = [summand for summand in addition.args if isinstance(summand, Node)]
     if len(nodes) < 2 or addition.kwargs:
         return None
     # An addition in place changes its first summand, which others may use if it is not the result of BatchNorm.

@@ -46,8 +46,8 @@ def check_model(name: str, image_size: int = 224, *, drop_path: float | None = N
     if is_factory(name):
         _check_factory(name, image_size)
     elif is_timm(name):
-        known = known_timm_models()
-        check_known(name.partition(".")[0], known, "timm:convnext_tiny", library="timm")
+        names = known_timm_models()
+        check_known(name.partition(".")[0], names, "timm:convnext_tiny", library="timm")
         timm_settings(name)
     else:
         import torchvision
@@ -118,7 +118,7 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def head_names(build: Callable[[int], nn.Module], classes: int) -> frozenset[str]:
-    """Return the names in the state dict whose shapes depend on the number of classes: those of the head.
+    """Return the names in the state dict whose shapes depend on the number of classes: the head's names.
 
     The model is built twice without memory, for `classes` and for one more, so that this is exact for every model.
 
@@ -187,15 +187,15 @@ def has_one_size(name: str) -> bool:
     return bool(takes_size(name)) if is_factory(name) else name.startswith(("vit_", "maxvit_"))
 
 
-def check_known(name: str, known: Sequence[str], usual: str, *, library: str = "torchvision") -> None:
+def check_known(name: str, names: Sequence[str], usual: str, *, library: str = "torchvision") -> None:
     """Check that a name is known.
 
     Raises:
         UsageError: it is not. The message suggests similar names, or `usual` if there are none.
     """
-    if name not in known:
-        longer = sorted(other for other in known if other.startswith(name))[:3]
-        near = longer or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    if name not in names:
+        longer = sorted(other for other in names if other.startswith(name))[:3]
+        near = longer or difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         suggested = ", ".join(near) if name != TIMM and near else usual
         raise UsageError(f"--model {name} is not a model of {library} {version(library)}: try {suggested}")
 

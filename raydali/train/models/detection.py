@@ -1,4 +1,4 @@
-"""Detectors by name: those of torchvision, and `tiny`, a small network for the built-in data.
+"""Detectors by name: torchvision's, and `tiny`, a small network for the built-in data.
 
 A detector gets a batch (N, 3, side, side) of 8-bit images, which it normalises. In training it also gets targets, and
 returns losses by name. In evaluation it returns boxes, scores and labels of each image.
@@ -50,18 +50,18 @@ def detection_loss(model: nn.Module) -> Callable[..., torch.Tensor]:
 
 def constant_parts(model: nn.Module) -> list[nn.Module]:
     """Return the parts of a detector whose shapes do not depend on the objects: the backbone, and what follows it."""
-    return [model.get_submodule("backbone"), *(each for each in model.modules() if isinstance(each, _HEADS_OF_ANCHORS))]
+    return [model.get_submodule("backbone"), *(part for part in model.modules() if isinstance(part, _HEADS_OF_ANCHORS))]
 
 
 def check_detector(name: str) -> None:
-    """Check that the name is that of a detector which needs only boxes for training.
+    """Check that the name stands for a detector which needs only boxes for training.
 
     Raises:
         UsageError: it is not. The message suggests similar names.
     """
     models = torchvision.models.list_models(module=torchvision.models.detection)
-    known = [model for model in models if not model.startswith(("maskrcnn", "keypointrcnn"))]
-    check_known(name, ["tiny", *known], "fcos_resnet50_fpn")
+    of_boxes = [model for model in models if not model.startswith(("maskrcnn", "keypointrcnn"))]
+    check_known(name, ["tiny", *of_boxes], "fcos_resnet50_fpn")
 
 
 def build_detector(name: str, classes: int) -> nn.Module:
@@ -112,7 +112,7 @@ class DetectorNetwork(nn.Module):
         return self.model(images, targets)
 
     def raw_outputs(self, images: torch.Tensor) -> Nested:
-        """Return what the heads compute; that of a second stage for the whole image, which no selection finds."""
+        """Return what the heads compute; a second stage computes it for the whole image, which no selection finds."""
         model: Any = self.model
         padded, _ = model.transform(images)
         features = model.backbone(padded.tensors)
@@ -142,8 +142,8 @@ class _OneSize(nn.Module):
         padded = F.pad(self.normalized(images), (0, -width % self.multiple, 0, -height % self.multiple))
         return ImageList(padded, [(height, width)] * len(images)), targets
 
-    def postprocess(self, found: Targets, *_: object) -> Targets:
-        return found
+    def postprocess(self, detections: Targets, *_: object) -> Targets:
+        return detections
 
 
 # Autocast returns 16-bit floats, in which coordinates above 256 are rounded to multiples of 2, 4 or 8 pixels.

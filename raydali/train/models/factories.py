@@ -21,12 +21,12 @@ _SIZES = "image_size", "img_size", "input_size"
 
 
 def is_timm(name: str) -> bool:
-    """Return whether the name is that of a model of timm: `timm:NAME`."""
+    """Return whether the name stands for a model of timm: `timm:NAME`."""
     return name.startswith(TIMM)
 
 
 def is_factory(name: str) -> bool:
-    """Return whether the name is that of a factory: `package.module:factory`."""
+    """Return whether the name stands for a factory: `package.module:factory`."""
     return ":" in name and not is_timm(name)
 
 
@@ -55,7 +55,7 @@ def timm_settings(name: str) -> Any:  # noqa: ANN401 (timm's PretrainedCfg, whic
         return timm.get_pretrained_cfg(name.removeprefix(TIMM)) or timm.models.PretrainedCfg()
     except RuntimeError as error:
         model, _, tag = name.removeprefix(TIMM).partition(".")
-        tags = sorted(known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*"))
+        tags = sorted(variant.partition(".")[2] for variant in timm.list_pretrained(f"{model}.*"))
         raise UsageError(f"--model {name}: {model} has no weights named {tag}: try {' or '.join(tags[:3])}") from error
 
 
@@ -168,19 +168,19 @@ def find_factory(name: str) -> Callable[..., Any]:
     if "/" in path or path.endswith(".py"):
         raise UsageError(f"--model {name} names a file: give its module as package.module:{attribute or 'factory'}")
     try:
-        found: Any = importlib.import_module(path)
+        value: Any = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # a module may raise anything; a script may parse the options
         raise UsageError(
             f"--model {name}: cannot import {path} ({_short(error)}): "
             "correct it, check PYTHONPATH, or install it on every node"
         ) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise UsageError(f"--model {name}: {path} has no {attribute or 'factory'}: give package.module:factory")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"--model {name} is a value of type {type(found).__name__}, not a function that makes a model")
-    factory: Callable[..., Any] = found
+        value = getattr(value, part)
+    if not callable(value):
+        raise UsageError(f"--model {name} is a value of type {type(value).__name__}, not a function that makes a model")
+    factory: Callable[..., Any] = value
     return factory
 
 

@@ -1,6 +1,6 @@
 """A module around a model: normalisation of 8-bit images, which torch.compile can fuse with it.
 
-Its state in checkpoints is that of the model.
+Its state in checkpoints is the model's state.
 """
 
 import torch
@@ -34,8 +34,8 @@ class Normalized(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the output of the model for images (N, C, ...) in 0..255, of any dtype."""
-        each = (-1, *[1] * (images.dim() - 2))
-        normalised = (images * self.scale.view(each)).add_(self.shift.view(each))  # in place: a third less CPU time
+        shape = (-1, *[1] * (images.dim() - 2))
+        normalised = (images * self.scale.view(shape)).add_(self.shift.view(shape))  # in place: a third less CPU time
         output: torch.Tensor = self.model(normalised)
         if self.mirrored and not self.training:
             output = (output + self.model(normalised.flip(-1))) / 2

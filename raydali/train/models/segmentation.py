@@ -1,4 +1,4 @@
-"""Segmentation networks by name: those of torchvision, `tiny`, a small network for the built-in data, and factories."""
+"""Segmentation networks by name: torchvision's, `tiny`, a small network for the built-in data, and factories."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,18 +15,18 @@ from raydali.train.models.small_images import convolution
 
 
 def check_segmenter(name: str) -> None:
-    """Check that the name is that of a segmentation network.
+    """Check that the name stands for a segmentation network.
 
     Raises:
         UsageError: it is not. The message suggests similar names.
     """
     if not is_factory(name):
-        known = torchvision.models.list_models(module=torchvision.models.segmentation)
-        check_known(name, ["tiny", *known], "deeplabv3_resnet50")
+        models = torchvision.models.list_models(module=torchvision.models.segmentation)
+        check_known(name, ["tiny", *models], "deeplabv3_resnet50")
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """Build a segmentation network with random weights; those of torchvision that can have an auxiliary head have it.
+    """Build a segmentation network with random weights; torchvision's networks that can have an auxiliary head have it.
 
     Args:
         name: `tiny`, a name of torchvision, or `package.module:factory`, which is called with the number of classes.
@@ -47,7 +47,7 @@ def build(name: str, classes: int) -> nn.Module:
 
 
 class WithAuxiliary(nn.Module):
-    """Returns the scores of a segmentation model of torchvision, in training with those of its auxiliary head.
+    """Returns the scores of a segmentation model of torchvision, in training with its auxiliary head's scores.
 
     Args:
         model: returns a mapping with "out", and perhaps "aux", or the scores themselves.
@@ -59,10 +59,10 @@ class WithAuxiliary(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
         """Return scores (N, classes, H, W) of normalised images; in training a list of them, the main ones first."""
-        found = self.model(images)
-        if isinstance(found, torch.Tensor):
-            found = {"out": found}
-        scores = [found[head] for head in ("out", "aux") if head in found]
+        outputs = self.model(images)
+        if isinstance(outputs, torch.Tensor):
+            outputs = {"out": outputs}
+        scores = [outputs[head] for head in ("out", "aux") if head in outputs]
         return scores if self.training else scores[0]
 
 
@@ -71,7 +71,7 @@ class TinySegmenter(nn.Module):
 
     def __init__(self, classes: int, widths: Sequence[int] = (16, 32, 64, 64), joined: int = 32) -> None:
         super().__init__()
-        self.levels = nn.ModuleList(_block(*each) for each in pairwise([3, *widths]))
+        self.levels = nn.ModuleList(_block(*channels) for channels in pairwise([3, *widths]))
         self.lateral = nn.ModuleList(nn.Conv2d(width, joined, 1) for width in widths[1:])
         self.smooth = nn.ModuleList(convolution(joined, joined) for _ in widths[2:])
         self.last = nn.Conv2d(joined, classes, 1)
@@ -79,10 +79,10 @@ class TinySegmenter(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return scores (N, classes, H, W) of images (N, 3, H, W)."""
         features = self.levels[0](images)
-        found = [features := level(features) for level in self.levels[1:]]
-        *larger, top = (lateral(each) for lateral, each in zip(self.lateral, found, strict=True))
-        for smooth, each in zip(self.smooth, reversed(larger), strict=True):
-            top = smooth(_resized(top, each) + each)
+        levels = [features := level(features) for level in self.levels[1:]]
+        *larger, top = (lateral(level) for lateral, level in zip(self.lateral, levels, strict=True))
+        for smooth, level in zip(self.smooth, reversed(larger), strict=True):
+            top = smooth(_resized(top, level) + level)
         return _resized(self.last(top), images)
 
 

@@ -1,4 +1,4 @@
-"""Weights matched with a model: what fits is loaded, a head for other classes is new, and the rest is told by name."""
+"""Matches weights with a model: what fits is loaded, a head for other classes is new, and the rest is named."""
 
 import re
 import sys
@@ -75,8 +75,8 @@ class MatchedWeights:
         lines = [f"weights: {plural(len(self.loaded), 'tensor')} of {self.origin}; {head}"]
         rest = {"not loaded": self.skipped, "left at initial values": self.missing}
         others = {what: [name for name in names if name not in self.new_head] for what, names in rest.items()}
-        if told := "; ".join(f"{what}: {summarize(names)}" for what, names in others.items() if names):
-            lines.append(f"weights: {told}")
+        if text := "; ".join(f"{what}: {summarize(names)}" for what, names in others.items() if names):
+            lines.append(f"weights: {text}")
         return lines
 
 
@@ -164,14 +164,14 @@ def _part_of(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor])
     for name, value in state.items():
         for before, rest in _splits(name):
             by_rest.setdefault((rest, value.shape), []).append(before)
-    known = Counter(
+    counts = Counter(
         (before, part)
         for name, value in own.items()
         for part, rest in _splits(name)
         for before in by_rest.get((rest, value.shape), ())
     )
-    both = max(known, key=lambda both: (known[both], -len("".join(both))), default=("", ""))
-    return both if known[both] > max(known["", ""], 0.75 * len(state)) else ("", "")
+    both = max(counts, key=lambda both: (counts[both], -len("".join(both))), default=("", ""))
+    return both if counts[both] > max(counts["", ""], 0.75 * len(state)) else ("", "")
 
 
 def _classes_of(state: Mapping[str, torch.Tensor], build: Build, head: Collection[str], classes: int) -> int | None:
@@ -210,8 +210,8 @@ def _adapted(state: State, model: nn.Module, own: Mapping[str, torch.Tensor]) ->
 
 def _without_prefix(state: State, own: Collection[str]) -> State:
     """Leave out the first parts of names that hide most of the model's names, unless several hide as many."""
-    known = Counter(prefix for name in state for prefix, rest in _splits(name) if rest in own)
-    (prefix, most), (_, next_most) = (*known.most_common(2), ("", 0), ("", 0))[:2]
+    counts = Counter(prefix for name in state for prefix, rest in _splits(name) if rest in own)
+    (prefix, most), (_, next_most) = (*counts.most_common(2), ("", 0), ("", 0))[:2]
     if not prefix or most == next_most:
         return state
     others = {name: value for name, value in state.items() if not name.startswith(prefix)}
@@ -220,7 +220,7 @@ def _without_prefix(state: State, own: Collection[str]) -> State:
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
     """Split a name before each of its parts: "a.b" into "" and "a.b", and "a." and "b"."""
-    ends = [0, *(found.end() for found in re.finditer(r"\.", name))]
+    ends = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
     return ((name[:end], name[end:]) for end in ends)
 
 

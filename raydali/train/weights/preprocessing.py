@@ -49,7 +49,7 @@ def of_file(model: str, sha256: str) -> Preprocessing:
 
     A file that torchvision published is known by its hash, whatever its name is. Of other files for torchvision's
     models only mean and deviation are taken over, from the first weights that torchvision published for the model.
-    For timm's models they are those of the default weights, or of the tag in the model's name.
+    For timm's models they come from the default weights, or from the weights of the tag in the model's name.
 
     Args:
         model: name of the model.
@@ -80,29 +80,29 @@ def published_hash(url: str) -> str:
 def of_torchvision(model: str, published: Any) -> Preprocessing:  # noqa: ANN401 (torchvision has no types)
     """Return the images that weights of torchvision expect; for videos, only the mean and the deviation.
 
-    Detectors normalise images themselves, and those of segmentation networks are ImageNet's, as is usual: nothing.
+    Detectors normalise images themselves, and segmentation networks take ImageNet's figures, as is usual: nothing.
 
     Args:
         model: name of the model. GoogLeNet and Inception v3 normalise again in a model that torchvision builds with
             weights (`transform_input`). Models here are built without, and both steps are one with 0.5.
         published: a member of the model's enumeration of weights.
     """
-    given = published.transforms()
-    if not hasattr(given, "crop_size"):
+    transforms = published.transforms()
+    if not hasattr(transforms, "crop_size"):
         return Preprocessing()
-    mean, std = (_HALF, _HALF) if model in _NORMALIZING else (_three(given.mean), _three(given.std))
-    if len(given.crop_size) == 2:  # height and width, of clips
+    mean, std = (_HALF, _HALF) if model in _NORMALIZING else (_three(transforms.mean), _three(transforms.std))
+    if len(transforms.crop_size) == 2:  # height and width, of clips
         return Preprocessing(mean, std)
-    (image_size,), (resize_size,) = given.crop_size, given.resize_size
-    return Preprocessing(mean, std, image_size, resize_size, _interpolation(given.interpolation.value))
+    (image_size,), (resize_size,) = transforms.crop_size, transforms.resize_size
+    return Preprocessing(mean, std, image_size, resize_size, _interpolation(transforms.interpolation.value))
 
 
 def _of_timm(model: str) -> Preprocessing:
     """Resize as timm does for a centre crop, which most of its models expect (`crop_mode`)."""
-    given = timm_settings(model)
-    size = given.input_size[-1]
-    resize_size = math.floor(size / given.crop_pct)
-    return Preprocessing(_three(given.mean), _three(given.std), size, resize_size, _interpolation(given.interpolation))
+    facts = timm_settings(model)
+    size = facts.input_size[-1]
+    resize_size = math.floor(size / facts.crop_pct)
+    return Preprocessing(_three(facts.mean), _three(facts.std), size, resize_size, _interpolation(facts.interpolation))
 
 
 def _three(values: Any) -> Three:  # noqa: ANN401 (JSON, or a list of another library)

@@ -1,4 +1,4 @@
-"""Weights by what `--weights` gives: `default`, a file, or the folder of a run. Nothing in a file is executed."""
+"""Reads the weights that `--weights` names: `default`, a file, or a run's folder. Nothing in a file is executed."""
 
 import argparse
 import hashlib
@@ -53,11 +53,11 @@ class Weights:
     classes: tuple[str, ...] | None = None
 
 
-def read_weights(given: str, model: str, image_size: int | None = None) -> Weights:
+def read_weights(origin: str, model: str, image_size: int | None = None) -> Weights:
     """Read weights for a model, without running anything that a file contains.
 
     Args:
-        given: `default`, which are torchvision's or timm's published weights; a .pt, .pth or .safetensors file; or the
+        origin: `default`, which are torchvision's or timm's published weights; a .pt, .pth or .safetensors file; or the
             folder of a run, whose best weights are taken. Both may be s3:// and gs:// URIs.
         model: name of the model. Whether the weights are this model's is only checked by `match`.
         image_size: height and width of the images in pixels, to which timm adapts its published weights; None for their
@@ -66,9 +66,9 @@ def read_weights(given: str, model: str, image_size: int | None = None) -> Weigh
     Raises:
         UsageError: they cannot be found, downloaded or read. The message is one line and says what to do.
     """
-    if given == DEFAULT:
+    if origin == DEFAULT:
         return _default(model, image_size)
-    path = absolute(given)
+    path = absolute(origin)
     return _of_run(path) if storage.is_folder(path) else _of_file(path, model)
 
 
@@ -258,9 +258,9 @@ def _unpickled(content: bytes, where: str) -> object:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # what a truncated or hostile file raises depends on its bytes
-        if found := re.search(r"(?:GLOBAL|getattr|class|type) ([\w.]+) ", str(error)):
+        if match := re.search(r"(?:GLOBAL|getattr|class|type) ([\w.]+) ", str(error)):
             raise UsageError(
-                f"--weights {where} needs {found[1]} to be read, and code in files is not run: "
+                f"--weights {where} needs {match[1]} to be read, and code in files is not run: "
                 "save model.state_dict() alone, or as .safetensors"
             ) from error
         raise UsageError(
@@ -275,22 +275,22 @@ def _state_in(value: object, where: str) -> tuple[State, str]:
         return state, ""
     if not isinstance(value, Mapping):
         raise UsageError(f"--weights {where} holds a value of type {type(value).__name__}, no state dict")
-    inner = {str(key): each for key, each in value.items() if isinstance(each, Mapping)}
+    inner = {str(key): part for key, part in value.items() if isinstance(part, Mapping)}
     states = [key for key in inner if _as_state(inner[key])]
     for key in (*_KEYS, *states[:1] * (len(states) == 1)):
         if key in inner:
             state, rest = _state_in(inner[key], f"{where}[{key}]")
             return state, ".".join(filter(None, (key, rest)))
-    found = summarize(states or value, show=repr) or "nothing"
-    raise UsageError(f"--weights {where} is no state dict, which has a tensor for each name: it holds {found}")
+    content = summarize(states or value, show=repr) or "nothing"
+    raise UsageError(f"--weights {where} is no state dict, which has a tensor for each name: it holds {content}")
 
 
 def _as_state(value: object) -> State:
     """Return a state dict without what is no tensor of the model; empty if the value is none."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return {}
-    counted = {name: each for name, each in value.items() if name != "n_averaged"}  # of AveragedModel
-    tensors = {name: each for name, each in counted.items() if isinstance(each, torch.Tensor)}
+    counted = {name: tensor for name, tensor in value.items() if name != "n_averaged"}  # of AveragedModel
+    tensors = {name: tensor for name, tensor in counted.items() if isinstance(tensor, torch.Tensor)}
     return tensors if len(tensors) == len(counted) else {}
 
 
