@@ -60,12 +60,12 @@ class Config(FineTuningOptions, ImageOptions):
     masks: str = "masks"
     """Folder of the masks. A mask has the path of its image, with any extension."""
     classes: str | None = None
-    """Number of classes, or a file with a name in each line. Default: those of VOC, Cityscapes and ADE20K, or as many
-    as the palette of the first mask has colours."""
+    """Number of classes, or a file with a name in each line. Default: the classes of VOC, Cityscapes and ADE20K, or as
+    many as the palette of the first mask has colours."""
     ignore_index: int = IGNORED
     """Value of pixels in masks that count for nothing."""
     mask_values: tuple[int, ...] | None = None
-    """Values of the classes 0, 1, ... in masks, such as 0 255. Default: 0, 1, ..., or those of the data set."""
+    """Values of the classes 0, 1, ... in masks, such as 0 255. Default: 0, 1, ..., or the data set's values."""
     model: str = "deeplabv3_resnet50"
     """Name of a torchvision segmentation model, such as fcn_resnet50 or lraspp_mobilenet_v3_large; `tiny`, a small
     network; or `package.module:factory`."""
