@@ -32,7 +32,7 @@ from raydali.errors import DataError, StorageAway
 SUBSTITUTES_TRIED = 100
 REMEDY = "raydali verify lists all broken samples"
 _SALT = 0x5AB5717D7E
-"""Separates the random numbers of substitutes from those of samples."""
+"""Separates the random numbers of substitutes from the random numbers of samples."""
 _THREADS = 8
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class BrokenSample:
 
 def none_read(broken: Iterable[object]) -> DataError:
     """Return the error of a pass that could read no sample; it names the first of those that are known to be broken."""
-    first = "".join(f", such as {each}" for each in islice(broken, 1))
+    first = "".join(f", such as {sample}" for sample in islice(broken, 1))
     return DataError(f"none of the samples can be read{first}; {REMEDY}")
 
 
@@ -183,14 +183,14 @@ class Quarantine:
         """Record a sample that the device's decoder refuses."""
         self.record([self._described(id, describe_error(reason) if isinstance(reason, Exception) else reason)])
 
-    def record(self, found: Iterable[BrokenSample]) -> None:
+    def record(self, samples: Iterable[BrokenSample]) -> None:
         """Record samples that this process found broken.
 
         Raises:
             DataError: there is any, and this is `strict`.
         """
         with self._lock:
-            for sample in found:
+            for sample in samples:
                 if self.strict:
                     raise DataError(f"sample {sample.id} cannot be read: {sample}; {REMEDY}")
                 self.sound[sample.id] = False
@@ -269,7 +269,7 @@ class Quarantine:
 
 
 def why_broken(load: Callable[[], object]) -> str | None:
-    """Return why a sample cannot be read, on one line; None if it can. Arguments and errors are those of `refusal`."""
+    """Return why a sample cannot be read, on one line; None if it can. See `refusal` for arguments and errors."""
     error = refusal(load)
     return None if error is None else describe_error(error)
 
@@ -302,8 +302,8 @@ def describe_error(error: Exception) -> str:
 
 def of_storage(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, is the storage's."""
-    every = [each for each in causes(error) if isinstance(each, OSError)]
-    return any(isinstance(each, StoreError | FolderAwayError) or each.errno in STORAGE_ERRNOS for each in every)
+    errors = [cause for cause in causes(error) if isinstance(cause, OSError)]
+    return any(isinstance(cause, StoreError | FolderAwayError) or cause.errno in STORAGE_ERRNOS for cause in errors)
 
 
 def may_pass(error: BaseException) -> bool:

@@ -124,7 +124,7 @@ class Screening:
                     continue
                 read.replace(column, place, as_pnm(pixels))
                 shapes[column][place] = pixels.shape[:2]
-        return None if is_broken else [np.array(each, np.int64).reshape(-1, 2) for each in shapes]
+        return None if is_broken else [np.array(of_column, np.int64).reshape(-1, 2) for of_column in shapes]
 
     def find_refused(self, batches: Sequence[Read]) -> bool:
         """Find the files on which DALI failed, if any: Pillow decodes them from now on, or they are broken."""
@@ -164,7 +164,7 @@ class Screening:
 
     def _refused(self, files: list[tuple[int, bytes]], *, alone: bool) -> dict[int, str | ChildDiedError]:
         """Return why DALI refuses files, by their ids; a ChildDiedError for one that ends its process."""
-        found: dict[int, str | ChildDiedError] = {}
+        reasons_by_id: dict[int, str | ChildDiedError] = {}
         size, times = (1, TRIES) if alone else (max(1, len(files)), 1)
         waiting = [range(first, first + size) for first in range(0, len(files), size)]
         while waiting:
@@ -174,14 +174,14 @@ class Screening:
                 reasons = self._child.call(refused, tried, self._gpu, self._threads)
             except ChildDiedError as died:
                 if len(part) == 1:
-                    found[self._culprit([files[part[0]], *reversed(self._decoded)])] = died
+                    reasons_by_id[self._culprit([files[part[0]], *reversed(self._decoded)])] = died
                 else:
                     waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
                 self._decoded.clear()
             else:
-                found.update((files[part[place // times]][0], reason) for place, reason in reasons.items())
+                reasons_by_id.update((files[part[place // times]][0], reason) for place, reason in reasons.items())
                 self._decoded.extend(files[place] for place in part)
-        return found
+        return reasons_by_id
 
     def _culprit(self, files: list[tuple[int, bytes]]) -> int:
         """Return the id of the file that ends a new child process; the first one's if none does.
@@ -224,14 +224,14 @@ def failing(keys: Iterable[tuple[int, int]], loads: Callable[[Keys], bool]) -> l
         keys: of the samples.
         loads: whether these samples can be loaded as one batch.
     """
-    found: list[int] = []
+    failed: list[int] = []
     waiting, tried = [[*dict.fromkeys(keys)]], 0
     while waiting and tried < MAX_LOADS:
         part, tried = waiting.pop(), tried + 1
         if loads(part):
             continue
         if len(part) == 1:
-            found.append(part[0][0])
+            failed.append(part[0][0])
         else:
             waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-    return [] if waiting else [*dict.fromkeys(found)]
+    return [] if waiting else [*dict.fromkeys(failed)]

@@ -23,7 +23,7 @@ def blurred_folder() -> str:
     """Return the folder of `train/` (180 pairs) and `test/` (45): blurred crops in `img/`, sharp ones in `gt/`, PNG.
 
     See `built_in_folder`. Crops that blurring hardly changes, such as sky, are left out: nothing can be learnt from
-    them, and their high PSNR would hide that of the others.
+    them, and their high PSNR would hide the PSNR of the others.
 
     Raises:
         UsageError: the cache cannot be written, or scikit-learn is not installed.

@@ -1,4 +1,4 @@
-"""Decoding of files by DALI and nothing else, to learn which of them it refuses. It runs in child processes.
+"""Decodes files by DALI and nothing else, to learn which of them it refuses; runs in child processes.
 
 It imports no torch: a child process is ready after half a second.
 """
@@ -74,29 +74,29 @@ def refused(files: Sequence[bytes], gpu: int | None, threads: int) -> dict[int, 
 def decoded_files(files: Sequence[bytes]) -> list[NDArray[np.uint8] | str]:
     """Decode files on the CPU as one batch. Returns the pixels (H, W, 3) of each, or why DALI refuses it."""
     seen = dict(_each(files, _decoder(None, dali.types.UINT8, 1)))
-    return [each if isinstance(each, str) else np.array(each) for _, each in sorted(seen.items())]
+    return [result if isinstance(result, str) else np.array(result) for _, result in sorted(seen.items())]
 
 
 def _each(files: Sequence[bytes], decoder: _Decoder) -> Iterator[tuple[int, Any]]:
     """Yield the place of each file, and its image in the memory of DALI's batch, or why DALI refuses it."""
-    left, alone = [*range(len(files))], False
-    while left:
-        part = left[:1] if alone else left
+    waiting, alone = [*range(len(files))], False
+    while waiting:
+        part = waiting[:1] if alone else waiting
         try:
             images = decoder.decoded([files[place] for place in part])
         except RuntimeError as error:
-            found = _PLACE.search(str(error))
-            place = int(found[1]) if found is not None and not alone else 0
-            alone = alone or found is None or place >= len(part)  # DALI does not say which one it is
+            match = _PLACE.search(str(error))
+            place = int(match[1]) if match is not None and not alone else 0
+            alone = alone or match is None or place >= len(part)  # DALI does not say which one it is
             if not alone or len(part) == 1:
                 yield part[place], cause_of(error)
-                left = [each for each in left if each != part[place]]
+                waiting = [other for other in waiting if other != part[place]]
         else:
             yield from ((place, images[number]) for number, place in enumerate(part))
-            left = [place for place in left if place not in part]
+            waiting = [place for place in waiting if place not in part]
 
 
 def cause_of(error: RuntimeError) -> str:
     """Return the cause of an error of DALI on one line, without the graph's traceback before it."""
-    found = _CAUSE.search(str(error))
-    return " ".join((found[1] if found else str(error)).split())
+    match = _CAUSE.search(str(error))
+    return " ".join((match[1] if match else str(error)).split())

@@ -1,11 +1,11 @@
-"""Tells by a file's header of which format it is, and whether DALI decodes it exactly as Pillow does: it is plain.
+"""Tells a file's format by its header, and whether the file is plain: DALI decodes it exactly as Pillow does.
 
     plain          DALI decodes it: ordinary JPEG, PNG, WebP, BMP, PNM and TIFF of 8 bits
     all others     Pillow decodes them (pillow.py), for DALI too, which gets the pixels as PNM
 
 Only what is known to be alike is plain. What DALI decodes differently, or not at all, or does not survive, are the rare
 kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF, and
-JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; that of the others has no end.
+JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; a list of the others has no end.
 
 A format is recognised by a file's first bytes. Files of other formats are never parsed, whatever their name is.
 """
@@ -74,7 +74,7 @@ def format_of(head: bytes) -> Format | None:
     """Return the format of a file by its first HEAD bytes; None if it is not supported."""
     if head.startswith(JPEG.magics):  # most files are
         return JPEG
-    return next((each for each in FORMATS if head.startswith(each.magics)), None)
+    return next((candidate for candidate in FORMATS if head.startswith(candidate.magics)), None)
 
 
 def why_not_read(head: bytes) -> str:
@@ -143,9 +143,9 @@ class Directory(dict[int, Entry]):
         """
         if ORIENTATION not in self:
             return 0
-        if self[ORIENTATION][:2] != (_SHORT, 1) or not (found := self.numbers(ORIENTATION, 0)) <= {*range(1, 9)}:
+        if self[ORIENTATION][:2] != (_SHORT, 1) or not (values := self.numbers(ORIENTATION, 0)) <= {*range(1, 9)}:
             raise ValueError("no orientation")
-        return found.pop()
+        return values.pop()
 
 
 def plain_shape(data: memoryview) -> Shape | None:
@@ -256,8 +256,8 @@ def _bmp(data: memoryview) -> Shape | None:
 
 def _pnm(data: memoryview) -> Shape | None:
     """Binary grey or colour of 8 bits without comments."""
-    found = _PNM.match(bytes(data[:32]))
-    return None if found is None else (int(found[2]), int(found[1]))
+    match = _PNM.match(bytes(data[:32]))
+    return None if match is None else (int(match[2]), int(match[1]))
 
 
 def _tiff(data: memoryview) -> Shape | None:

@@ -60,7 +60,7 @@ _TURNS = {
 }
 """What makes an image upright, by its orientation in EXIF or XMP."""
 _LARGEST_FLOAT = 2.0
-"""Floats are read as 0 to 1. Filters may make them a little larger; those of a larger scale would all be white."""
+"""Floats are read as 0 to 1. Filters may make them a little larger; floats of a larger scale would all be white."""
 
 Pixels = NDArray[np.uint8]
 _APART: ContextVar[bool] = ContextVar("apart", default=False)
@@ -221,7 +221,7 @@ def in_8_bits(image: Image.Image, bits: int = 16) -> Image.Image:
 
     Args:
         image: of any mode.
-        bits: of an integer; those of formats that Pillow scales have 16.
+        bits: of an integer; integers of formats that Pillow scales have 16.
 
     Raises:
         DataError: the floats are of another scale than 0 to 1.

@@ -1,4 +1,4 @@
-"""The cache of what raydali can make again: indexes and built-in data.
+"""Caches indexes and built-in data, which raydali can make again.
 
 Indexes are in the user's cache, and with the runs too once `cache_with_runs` names a storage: a pod starts with an
 empty cache.

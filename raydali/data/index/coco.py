@@ -1,6 +1,6 @@
 """Images with boxes from COCO's annotations, for detectors.
 
-The format is that of https://cocodataset.org/#format-data: `images`, `annotations`, of which the boxes are read, and
+The format, https://cocodataset.org/#format-data, has `images`, `annotations`, of which the boxes are read, and
 `categories` in one JSON file, such as instances_train2017.json.
 """
 
@@ -66,7 +66,7 @@ class Coco(Files):
         warning. The root category of Roboflow, which has no boxes, is no class.
 
         Warns of boxes without height or width, and leaves them out: no detector of torchvision accepts them. Warns of
-        boxes outside of their image. Ids are whole numbers, also as 12.0 or "12"; those of annotations may be any text.
+        boxes outside of their image. Ids are whole numbers, also as 12.0 or "12"; an annotation's may be any text.
 
         Args:
             annotations: the file; local (`~` is expanded), or an `s3://` or `gs://` URI.
@@ -108,7 +108,7 @@ class Coco(Files):
         names_of_classes = _column(path, "category", categories, "name", str)
         name, count = Counter(names_of_classes).most_common(1)[0]
         if count > 1:
-            same = [id for id, each in zip(category_ids.tolist(), names_of_classes, strict=True) if each == name]
+            same = [id for id, other in zip(category_ids.tolist(), names_of_classes, strict=True) if other == name]
             raise UsageError(f"{path}: categories {summarize(same)} have one name, {name!r}: rename all but one")
         return cls.from_list(
             root,
@@ -196,8 +196,8 @@ def _column(path: str, kind: str, items: Items, key: str, type_: type) -> list[A
         if type(value) is not type_ or (type_ is int and value not in _OF_64_BITS):
             wanted = {int: "a whole number of 64 bits, such as 1, 2, 3", str: "a text"}[type_]
             item = items[place]
-            given = repr(value) if key in item else "missing"
-            raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} must be {wanted}, not {given}')
+            shown = repr(value) if key in item else "missing"
+            raise UsageError(f'{path}: "{key}" of {kind} {item.get("id")} must be {wanted}, not {shown}')
     return values
 
 
@@ -235,13 +235,13 @@ def _found(path: str, annotated: Items, kind: str, ids: NDArray[np.int64]) -> ND
 
 def _boxes(path: str, annotated: Items) -> NDArray[np.float32]:
     """Return left, top, right, bottom, (B, 4)."""
-    given = [one.get("bbox") for one in annotated]
-    boxes = _numbers(given) if given else np.zeros((0, 4))
-    if boxes is None or boxes.shape != (len(given), 4):
-        i = next(i for i, box in enumerate(given) if (one := _numbers(box)) is None or one.shape != (4,))
+    values = [one.get("bbox") for one in annotated]
+    boxes = _numbers(values) if values else np.zeros((0, 4))
+    if boxes is None or boxes.shape != (len(values), 4):
+        i = next(i for i, box in enumerate(values) if (one := _numbers(box)) is None or one.shape != (4,))
         raise UsageError(
             f'{path}: "bbox" of annotation {annotated[i].get("id")} must be four numbers x, y, width, height, not '
-            f"{given[i]!r}"
+            f"{values[i]!r}"
         )
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).astype(np.float32)
 
@@ -258,16 +258,16 @@ def _check_boxes(path: str, annotated: Items, boxes: NDArray[np.float32], sizes:
         return f'"bbox" {annotated[place]["bbox"]} of annotation {annotated[place].get("id")}{image}'
 
     begin, end, extent = boxes[:, :2], boxes[:, 2:], boxes[:, 2:] - boxes[:, :2]
-    known = (sizes > 0).all(1)
-    past = known & (end > sizes + 1).any(1)
+    sized = (sizes > 0).all(1)
+    past = sized & (end > sizes + 1).any(1)
     form = ""
     if len(boxes) and (begin >= 0).all() and (np.maximum(begin, extent) <= 1).all() and (boxes % 1).any():
         form = f"{shown(boxes.any(1))} and all others are fractions of 1"
-    elif past.sum() > _MANY * known.sum() and ((extent >= begin) & (extent <= sizes + 1))[known].all():
+    elif past.sum() > _MANY * sized.sum() and ((extent >= begin) & (extent <= sizes + 1))[sized].all():
         form = f"{shown(past)} and all others seem to be corners"
     if form:
         raise UsageError(f"{path}: {form}: write x, y, width, height in pixels")
-    if (outside := known & ((begin >= sizes) | (end <= 0)).any(1)).any():
+    if (outside := sized & ((begin >= sizes) | (end <= 0)).any(1)).any():
         count = plural(int(outside.sum()), "box")
         _log.warning("%s: %s outside of the image, %s: correct or remove them", path, count, shown(outside))
 

@@ -68,11 +68,11 @@ def one_split(root: str, split: str) -> Coco:
             return Coco.from_file(f"{folder}/{ROBOFLOW}", folder)
     folder = f"{root}/annotations"
     names = list_tree(folder, of=f"annotations such as instances_{split}.json, or give {split}/{ROBOFLOW}")[""]
-    found = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
-    if len(found) != 1:
-        what = " and ".join(found) if found else f"no instances_{split}.json"
+    files = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
+    if len(files) != 1:
+        what = " and ".join(files) if files else f"no instances_{split}.json"
         raise UsageError(
             f"{folder} has {what}: give a folder as COCO or Roboflow has it, or to a job --annotations, --val-data and "
             "--val-annotations too"
         )
-    return Coco.from_file(f"{folder}/{found[0]}", f"{root}/{found[0].removeprefix('instances_').removesuffix('.json')}")
+    return Coco.from_file(f"{folder}/{files[0]}", f"{root}/{files[0].removeprefix('instances_').removesuffix('.json')}")

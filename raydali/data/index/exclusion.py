@@ -1,4 +1,4 @@
-r"""Samples to leave out, from a list such as `raydali verify -o FILE` writes.
+r"""Leaves out the samples in a list such as `raydali verify -o FILE` writes.
 
     # a comment
     /data/imagenet/train/n01440764/1.JPEG<TAB>image file is truncated
@@ -62,20 +62,20 @@ def exclude(file: str | None, *sources: AnyIndex) -> list[AnyIndex]:
         _require_files(sources)
         return list(sources)
     named = read_list(file)
-    matched, left = set[str](), []
+    matched, kept = set[str](), []
     for source in sources:
-        found = _found(source, named)
-        matched.update(*found.values())
-        out = list(found)
+        names_by_id = _found(source, named)
+        matched.update(*names_by_id.values())
+        out = list(names_by_id)
         if len(out) == len(source):
             raise UsageError(f"--exclude {file} lists all {plural(len(out), 'sample')} of {source}: give another file")
-        left.append(source.drop(out) if out else source)
+        kept.append(source.drop(out) if out else source)
     if named and not matched:
         raise UsageError(f"--exclude {file} lists no sample of the data: give paths as `raydali verify` prints them")
     if others := sorted(named - matched):
         _log.warning("%s: skipped %s without a sample, such as %s", file, plural(len(others), "line"), others[0])
-    _require_files(left)
-    return left
+    _require_files(kept)
+    return kept
 
 
 def _require_files(sources: Iterable[Index]) -> None:

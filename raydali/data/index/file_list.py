@@ -76,7 +76,7 @@ class FileList(LabeledFiles):
         Args:
             path: of the list; local (`~` is expanded), or an `s3://` or `gs://` URI.
             root: the folder of relative paths, see `files.absolute`. Default: the folder of the list.
-            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            classes: the allowed labels in order, for validation the labels of the training set. Default: any.
             label_column: name in the header or number from 1 after the path of the column with the labels; with
                 `multi_label` several, separated by commas. Default: the only column, or all.
             multi_label: whether each column is a label of its own, with 0 or 1 in each line. Labels are then uint8
@@ -91,11 +91,11 @@ class FileList(LabeledFiles):
         root = absolute(os.path.dirname(path) if root is None else root)
         columns = tuple(label_column.split(",")) if label_column else ()
         lines = read_lines(path, root, Wanted(tuple(classes or columns) if multi_label else columns, multi_label))
-        labels, found = _targets(path, lines, warns=classes is None) if multi_label else _labels(path, lines, classes)
+        labels, names = _targets(path, lines, warns=classes is None) if multi_label else _labels(path, lines, classes)
         missing, twice = _missing(lines, root)
         if not twice:
             lines.hashes = array("q")  # a fifth of the memory
-        files = cls(*lines.paths.packed(), labels=labels, classes=found, missing=tuple(missing))
+        files = cls(*lines.paths.packed(), labels=labels, classes=names, missing=tuple(missing))
         if len(missing) == len(files):
             if len(lines.first) > 2:
                 raise too_many(path, lines.first, is_header=False)
@@ -135,8 +135,8 @@ def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDA
             f"{path}: {len(without)} of {plural(len(lines.labels), 'line')} have no class "
             f"({lines.shown(without, lambda id: names[lines.labels[id]])}): give these lines one, or remove them"
         )
-    found = tuple(classes) if classes is not None else _classes(path, {*lines.names}, len(lines.labels))
-    places = {name: place for place, name in enumerate(found)}
+    allowed = tuple(classes) if classes is not None else _classes(path, {*lines.names}, len(lines.labels))
+    places = {name: place for place, name in enumerate(allowed)}
     of_names = np.array([places.get(name, -1) for name in lines.names])
     if (of_names < 0).any():
         unknown = np.flatnonzero((of_names < 0)[np.frombuffer(lines.labels, np.int32)]).tolist()
@@ -146,7 +146,7 @@ def _labels(path: str, lines: Lines, classes: Sequence[str] | None) -> tuple[NDA
             f"{path}: labels in {len(unknown)} of {plural(len(lines.labels), 'line')} do not occur in the training "
             f"set ({shown}): correct or remove these lines"
         )
-    return of_names[np.frombuffer(lines.labels, np.int32)], found
+    return of_names[np.frombuffer(lines.labels, np.int32)], allowed
 
 
 def _require_one_label(path: str, lines: Lines, files: LabeledFiles) -> None:
@@ -176,9 +176,9 @@ def _remedy(root: str, first: str, label: str) -> str:
             return f"{label} is a file, so that paths are in another column; write the path first in each line"
         if "\\" in first and Path(root, first.replace("\\", "/")).is_file():
             return f"{first} has backslashes, as on Windows; write slashes"
-        if ending := next((each for each in (".jpg", ".png", ".jpeg") if Path(root, first + each).is_file()), None):
+        if ending := next((end for end in (".jpg", ".png", ".jpeg") if Path(root, first + end).is_file()), None):
             return f"{first}{ending} exists; write paths with their endings"
-        inside = sorted(each for each in Path(root).iterdir() if each.is_dir())[:_CHECKED]
+        inside = sorted(entry for entry in Path(root).iterdir() if entry.is_dir())[:_CHECKED]
         folders = [Path.cwd(), *Path(root).parents[:2], *inside]
         there = next((folder for folder in folders if (folder / first).is_file()), None)
     except OSError:
@@ -240,9 +240,9 @@ def _missing(lines: Lines, root: str) -> tuple[list[int], int]:
             return np.zeros(0, np.int64)
 
     with ThreadPoolExecutor(_LISTING_THREADS) as threads:
-        for found in threads.map(listed, lines.folders):
-            places = np.minimum(np.searchsorted(hashes, found), len(hashes) - 1)
-            there[places[hashes[places] == found]] = True
+        for in_folder in threads.map(listed, lines.folders):
+            places = np.minimum(np.searchsorted(hashes, in_folder), len(hashes) - 1)
+            there[places[hashes[places] == in_folder]] = True
     there = there[np.flatnonzero(new)[np.cumsum(new) - 1]] if not new.all() else there
     unseen, repeats = np.sort(order[~there]), int((~new).sum())
     if not len(unseen):
@@ -272,7 +272,7 @@ def listed_paths(path: str) -> Iterator[str]:
     if pointer := storage.why_pointer(os.fsencode(text)):
         raise UsageError(f"{path}: {pointer}")
     first = text.partition("\n")[0]
-    separator = next((each for each in "\t," if each in first), None)
+    separator = next((character for character in "\t," if character in first), None)
     if separator is None:  # a lone path may contain the others
         separator = ";" if ";" in first and ("." in first.partition(";")[0] or "." not in first) else ","
     for place, fields in enumerate(csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)):

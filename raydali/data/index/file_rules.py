@@ -111,9 +111,9 @@ def select_files(listing: Listing, extensions: tuple[str, ...]) -> tuple[Listing
                 hidden = folder.startswith(".") or "/." in folder
                 skipped.add("in hidden folders" if hidden else LEFT, folder, len(chosen))
             continue
-        if left := {name for name in chosen if name[0] == "." and name.startswith(LEFT_FILES)}:
-            skipped.add(LEFT, folder, len(left))
-            chosen = [name for name in chosen if name not in left]
+        if leftovers := {name for name in chosen if name[0] == "." and name.startswith(LEFT_FILES)}:
+            skipped.add(LEFT, folder, len(leftovers))
+            chosen = [name for name in chosen if name not in leftovers]
         selected[folder] = chosen
         if len(chosen) < len(names):
             for kind in map(kind_of, set(names).difference(chosen)):

@@ -108,8 +108,8 @@ class Files:
         rows, prefix = np.concatenate([*LISTED.values()]).reshape(-1, 3), f"{self.root.partition('://')[2]}/"
         wanted = np.fromiter((hash(prefix + path) for path in self.relative_paths()), np.int64)
         order = np.argsort(rows[:, 0], kind="stable")
-        found = rows[order[np.searchsorted(rows[:, 0], wanted, "right", sorter=order) - 1]]
-        return replace(self, versions=found[:, 1:]) if (found[:, 0] == wanted).all() else self
+        newest = rows[order[np.searchsorted(rows[:, 0], wanted, "right", sorter=order) - 1]]
+        return replace(self, versions=newest[:, 1:]) if (newest[:, 0] == wanted).all() else self
 
     def __len__(self) -> int:
         """N."""

@@ -36,7 +36,7 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
     if not there - {"data"} and (files := split_files(data, fraction)):
         return files
     training, validation = (
-        sorted((each for each in there if each.lower() in names), key=lambda each: names.index(each.lower()))
+        sorted((folder for folder in there if folder.lower() in names), key=lambda folder: names.index(folder.lower()))
         for names in (TRAINING, VALIDATION)
     )
     if training:
@@ -84,10 +84,10 @@ def _check_place(data: str) -> None:
     above, _, name = absolute(data).rpartition("/")
     if name.lower() not in (*TRAINING, *VALIDATION) or above.endswith(":/"):
         return
-    beside = {each.name for each in entries_or_none(above or "/") if each.is_folder}
+    beside = {entry.name for entry in entries_or_none(above or "/") if entry.is_folder}
     if {"train", "val"} <= beside:
         raise UsageError(f"--data {data} has no train/: give --data {above}, which has train/ and val/")
-    validation = [each for each in VALIDATION if each in beside and each != name]
+    validation = [folder for folder in VALIDATION if folder in beside and folder != name]
     if validation and name.lower() in TRAINING:
         raise UsageError(
             f"--data {data} is beside {validation[0]}/: give --val-data {above}/{validation[0]}, or "
@@ -99,7 +99,7 @@ def _folders(data: str) -> set[str]:
     """The names of the folders in a folder, without hidden ones and what other systems leave behind."""
     root = absolute(data)
     try:
-        return {each.name for each in folder_entries(root) if each.is_folder}
+        return {entry.name for entry in folder_entries(root) if entry.is_folder}
     except OSError as error:
         raise UsageError(_unlisted(data, root, error)) from error
 

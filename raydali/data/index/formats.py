@@ -106,8 +106,8 @@ def split_roots(data: str, splits: tuple[str, str], *, files: bool) -> dict[str,
     folders = [os.path.join(data, split) for split in splits]
     if all(is_folder(absolute(folder)) for folder in folders):
         return dict(zip(splits, folders, strict=True))
-    found = split_files(data, None) if files and len(kind_and_files(data)[1]) > 1 else None
-    return dict(zip(splits, found or (), strict=False))
+    patterns = split_files(data, None) if files and len(kind_and_files(data)[1]) > 1 else None
+    return dict(zip(splits, patterns or (), strict=False))
 
 
 def packed_images(
@@ -242,17 +242,17 @@ def check_column_options(*data: str, root: str | None = None, **columns: Unpack[
     Raises:
         UsageError: names both.
     """
-    given: dict[str, object] = {"root": root, **columns}
-    if not any(given.values()):
+    options: dict[str, object] = {"root": root, **columns}
+    if not any(options.values()):
         return
-    kinds = [kind_and_files(each)[0] for each in data]
+    kinds = [kind_and_files(path)[0] for path in data]
     for name, needed in (("root", ["list"]), ("label_column", ["list", "parquet"]), ("image_column", ["parquet"])):
-        if given.get(name) is not None and not {*needed} & {*kinds}:
+        if options.get(name) is not None and not {*needed} & {*kinds}:
             only = " and ".join({"list": "lists", "parquet": "Parquet"}[kind] for kind in needed)
-            option = f"--{name.replace('_', '-')} {given[name]}"
+            option = f"--{name.replace('_', '-')} {options[name]}"
             raise UsageError(f"{option} is only for {only}, not for {' and '.join(data)}: leave it out")
     if columns.get("multi_label") and {*kinds} != {"list"}:
-        other = next(each for each, kind in zip(data, kinds, strict=True) if kind != "list")
+        other = next(path for path, kind in zip(data, kinds, strict=True) if kind != "list")
         raise UsageError(f"--multi-label needs a list with a column for each label, not {other}: give one")
 
 
@@ -263,7 +263,7 @@ def unlabeled_files(data: str, root: str | None, extensions: tuple[str, ...]) ->
         data: a folder, in which files lie at any depth, or a list with a path in each line, which other fields may
             follow, as in lists with labels; local (`~` is expanded), or an `s3://` or `gs://` URI.
         root: the folder of relative paths in a list; None: the list's.
-        extensions: those of samples in folders, in lower case.
+        extensions: the extensions of samples in folders, in lower case.
 
     Raises:
         UsageError: it cannot be read, or has no such files.

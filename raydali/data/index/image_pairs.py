@@ -107,7 +107,7 @@ class ImagePairs:
 
 
 def in_splits(root: str, splits: tuple[str, str], inputs: str, targets: str, share: float | None) -> list[ImagePairs]:
-    """Index the pairs in the two folders of `splits`, or split those of a root that has inputs and targets itself.
+    """Index the pairs in the two folders of `splits`, or split the pairs of a root that has inputs and targets itself.
 
     Args:
         root: see `ImagePairs.scan`.
@@ -124,12 +124,12 @@ def in_splits(root: str, splits: tuple[str, str], inputs: str, targets: str, sha
         return [*split(ImagePairs.scan(root, inputs, targets), share or DEFAULT_FRACTION)]
     if share is not None:
         raise UsageError(f"--val-fraction {share} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
-    return [ImagePairs.scan(f"{root}/{each}", inputs, targets) for each in splits]
+    return [ImagePairs.scan(f"{root}/{folder}", inputs, targets) for folder in splits]
 
 
 def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
     """Find a folder's images: paths below the root, by path in the folder without extension. Counts other files."""
-    found: dict[str, str] = {}
+    images: dict[str, str] = {}
     selected, others = select_files(list_tree(f"{root}/{folder}", of="images"), IMAGE_EXTENSIONS)
     skipped.kinds.update(others.kinds)
     skipped.folders.update({folder: sum(others.folders.values())} if others.folders else {})
@@ -137,10 +137,10 @@ def _images(root: str, folder: str, skipped: SkippedFiles) -> dict[str, str]:
         for name in names:
             path = f"{subfolder}/{name}".lstrip("/")
             stem = path.rpartition(".")[0]
-            if stem in found:
-                one, other = sorted((found[stem], f"{folder}/{path}"))
+            if stem in images:
+                one, other = sorted((images[stem], f"{folder}/{path}"))
                 raise UsageError(f"{root} has both {one!r} and {other!r}: remove one of them")
-            found[stem] = f"{folder}/{path}"
-    if not found:
+            images[stem] = f"{folder}/{path}"
+    if not images:
         raise UsageError(f"{root}/{folder} has no images: give files that end in {', '.join(IMAGE_EXTENSIONS)}")
-    return found
+    return images

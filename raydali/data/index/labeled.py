@@ -44,7 +44,7 @@ class LabeledFiles(Files):
     def scan(cls, root: str, extensions: tuple[str, ...] = IMAGE_EXTENSIONS, kind: str = "images") -> Self:
         """Index the files in the class folders of a root, sorted by class, folder and name; classes are sorted too.
 
-        Classes, files and order are those of `torchvision.datasets.ImageFolder`, so that labels and ids mean the same
+        Classes, files and order are as in `torchvision.datasets.ImageFolder`, so that labels and ids mean the same
         in both. But hidden folders, such as .ipynb_checkpoints, are no classes, an unreadable folder is an error, and a
         link to a folder above itself is left out. Empty classes stay. Warns of files that could be samples but are not
         read.
@@ -52,7 +52,7 @@ class LabeledFiles(Files):
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as
                 `storage.file_system` says.
-            extensions: those of samples, in lower case; the files' own may be in any case.
+            extensions: the extensions of samples, in lower case; the files' own may be in any case.
             kind: the name of the files in messages.
 
         Raises:
@@ -65,9 +65,9 @@ class LabeledFiles(Files):
         skip_root(listing, skipped)
         if not listing:
             above = f", such as {root.rpartition('/')[0]}" if outside else ""
-            found = f", but {plural(outside, kind.removesuffix('s'))}" if outside else ""
+            others = f", but {plural(outside, kind.removesuffix('s'))}" if outside else ""
             raise UsageError(
-                f"{root} has no class folders{found}: give a folder with a folder of {kind} for each class{above}"
+                f"{root} has no class folders{others}: give a folder with a folder of {kind} for each class{above}"
             )
 
         classes = sorted({folder.partition("/")[0] for folder in listing})

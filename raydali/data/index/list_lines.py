@@ -25,7 +25,7 @@ _COLUMNS_SHOWN = 4
 LINES_SHOWN = 3
 _LETTERS_SHOWN = 60
 _CHARACTERS_AT_ONCE = 1 << 18
-_FIELD = {each: re.compile(rf' *"((?:[^"]|"")*)" *{each}|(?! *")([^{each}]*){each}') for each in ",\t;"}
+_FIELD = {mark: re.compile(rf' *"((?:[^"]|"")*)" *{mark}|(?! *")([^{mark}]*){mark}') for mark in ",\t;"}
 """A field with its separator: quoted, or plain."""
 _WORDS = re.compile(r'(?:"((?:[^"]|"")*)"|(\S+))\s+(.*)', re.DOTALL)
 """A path without spaces, or quoted, and columns after it."""
@@ -92,16 +92,16 @@ class Lines:
     """The contents of a list.
 
     Attributes:
-        paths: those of the files.
+        paths: the paths of the files.
         first: the fields of the first line, if they may be more than two, separated by spaces.
-        columns: those of the labels; None in an empty list.
+        columns: the columns of the labels; None in an empty list.
         targets: for each line, 0 or 1 for each of several labels.
         labels: for each line, an index into names, if it has one label.
         names: the labels that occur, and their indices.
-        numbers: those of the lines, from 1.
-        hashes: those of the paths as they are written.
+        numbers: the numbers of the lines, from 1.
+        hashes: the hashes of the paths as they are written.
         remote: numbers of the lines whose files are in object stores.
-        folders: those of the other files, each with a slash at its end, or "".
+        folders: the folders of the other files, each with a slash at its end, or "".
     """
 
     paths: PathPacker
@@ -170,9 +170,9 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
                     lines.first = line.split()
                 if is_header:
                     continue
-            found = lines.columns.labels(fields) if lines.columns else "no label" if fields[0] else "no path"
-            if isinstance(found, str):
-                reasons[number] = f"{_shortened(line)}: {found}"
+            of_line = lines.columns.labels(fields) if lines.columns else "no label" if fields[0] else "no path"
+            if isinstance(of_line, str):
+                reasons[number] = f"{_shortened(line)}: {of_line}"
                 continue
             if not is_local or "://" in fields[0]:
                 try:
@@ -183,9 +183,9 @@ def read_lines(path: str, root: str, wanted: Wanted | None = None) -> Lines:
             numbers.append(number)
             paths.append(fields[0])
             if wanted.several:
-                targets += bytes(map(TARGETS.__getitem__, found))
+                targets += bytes(map(TARGETS.__getitem__, of_line))
             else:
-                labels += found
+                labels += of_line
         count += len(reasons) + len(numbers)
         lines.add(numbers, paths, labels, is_local)
         lines.targets += targets

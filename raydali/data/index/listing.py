@@ -1,6 +1,6 @@
 """Lists the files in a tree of folders, in one folder, or of a pattern; on local disks, in `s3://` and in `gs://`.
 
-Patterns are those of WebDataset and TFRecord: `train-{000000..000146}.tar`, `train-*-of-1024`. In trees an unreadable
+Patterns are as in WebDataset and TFRecord: `train-{000000..000146}.tar`, `train-*-of-1024`. In trees an unreadable
 folder is an error, unless nothing in it would be read. Links are followed, except one to a folder above itself, which
 would be walked some forty times: it is left out, with a warning.
 """
@@ -131,7 +131,7 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
     root = absolute(folder or "/" * pattern.startswith("/") or ".")
     names = [*_expanded(rest + pattern[special.start() :])] if special else [rest]
 
-    found: dict[str, FoundFile] = {}
+    files: dict[str, FoundFile] = {}
     missing = []
     listings: dict[str, dict[str, FoundFile]] = {}
     for path in names:
@@ -140,7 +140,7 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
             listings[folder] = _listing(f"{root}/{folder}".rstrip("/") or "/")
         there = listings[folder]
         matched = [name] if name in there else sorted(fnmatch.filter(there, name))
-        found |= {folder + slash + each: there[each]._replace(name=folder + slash + each) for each in matched}
+        files |= {folder + slash + file: there[file]._replace(name=folder + slash + file) for file in matched}
         if not matched:
             missing.append(path)
     if missing:
@@ -148,7 +148,7 @@ def find_files(pattern: str) -> tuple[str, list[FoundFile]]:
             f"{len(missing)} of {plural(len(names), 'file')} {pattern} cannot be found in {root}: "
             f"{summarize(missing, show=repr)}; give those that exist"
         )
-    return root, list(found.values())
+    return root, list(files.values())
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -196,12 +196,12 @@ def folder_entries(folder: str) -> Iterator[FoundFile]:
         from pyarrow.fs import FileSelector, FileType
 
         try:
-            found = storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2]))
+            infos = storage.file_system(folder).get_file_info(FileSelector(folder.partition("://")[2]))
         except OSError as error:
             if (missing := os.strerror(errno.ENOENT)) not in str(error):
                 raise
             raise FileNotFoundError(errno.ENOENT, missing, folder) from error  # of Google's storage, it is no such one
-        for info in found:
+        for info in infos:
             if info.type == FileType.Directory:
                 if not is_ignored(info.base_name):
                     yield FoundFile(info.base_name, is_folder=True)

@@ -1,4 +1,4 @@
-"""This file counts what some masks of a data set hold: values, classes, and signs that values were blended."""
+"""Counts what some masks of a data set hold: values, classes, and signs that values were blended."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -190,10 +190,10 @@ def train_and_val(
         val_data: the validation images, a list or a folder with images/ and masks/, if `data` has only training images.
         images: the name of the folder of images.
         masks: the name of the folder of masks.
-        classes: their number, or a file with a name in each line. None: those of the layout, or of the palette of the
-            first mask, if it has fewer than 256 colours.
+        classes: their number, or a file with a name in each line. None: the classes of the layout, or of the palette
+            of the first mask, if it has fewer than 256 colours.
         ignored: the value of pixels that do not count; of 16 bits also 65535. `values` comes first.
-        values: the values of the classes in masks, in their order. None: 0, 1, ..., or those of the layout.
+        values: the values of the classes in masks, in their order. None: 0, 1, ..., or the values of the layout.
         root: the folder of relative paths in a list. None: the list's.
         val_fraction: the share that validates, if `data` is a list, or has images/ and masks/ itself. Default: 0.1 of
             such a folder.
@@ -205,13 +205,13 @@ def train_and_val(
     if val_data is not None:
         if val_fraction is not None:
             raise UsageError(f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one")
-        pairs = [_indexed(each, root, images, masks) for each in (data, val_data)]
+        pairs = [_indexed(path, root, images, masks) for path in (data, val_data)]
     elif is_list(data):
         if val_fraction is None:
             raise UsageError(f"--data {data}: give a list in both --data and --val-data, or --val-fraction 0.1")
         pairs = [*split(_indexed(data, root), val_fraction)]
-    elif val_fraction is None and (found := _in_layout(absolute(data), ignored)) is not None:
-        pairs, usual, lookup = found
+    elif val_fraction is None and (layout := _in_layout(absolute(data), ignored)) is not None:
+        pairs, usual, lookup = layout
     else:
         pairs = in_splits(data, ("train", "val"), images, masks, val_fraction)
     if classes is not None or usual:
@@ -225,7 +225,7 @@ def train_and_val(
     elif lookup is None:
         lookup = lookup_of(range(len(names)), [ignored, 65535])
     made = partial(MaskedImages, classes=tuple(names), lookup=lookup)
-    return [made(each.inputs, each.targets, each.skipped) for each in pairs]
+    return [made(part.inputs, part.targets, part.skipped) for part in pairs]
 
 
 def _indexed(path: str, root: str | None, images: str = "", masks: str = "") -> ImagePairs:

@@ -72,7 +72,7 @@ class Parquet(Shards):
         Args:
             data: a file or a pattern such as `train-*.parquet` or `data/{train,extra}-*.parquet`, where * matches only
                 names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            classes: the allowed labels in order, for validation the labels of the training set. Default: any.
             image_column: with images as bytes, or structs of Hugging Face. Default: image.
             label_column: with numbers or texts. Default: label.
             labeled: False: labels are not read, and all images have the class '0'.
@@ -94,8 +94,8 @@ class Parquet(Shards):
         index = shard_index(root, files, partial(_part, columns), kind=f"parquet/{of_columns}", needed="rows")
         if columns.names:
             index = index.with_labels(np.array(index.names_of_labels, np.int64)[index.labels], columns.names)
-        found = cls.of_index(data, root, files, index, classes, column=columns.image)
-        return found._with_whole_groups_first() if labeled else found
+        source = cls.of_index(data, root, files, index, classes, column=columns.image)
+        return source._with_whole_groups_first() if labeled else source
 
     def drop(self, ids: Iterable[int]) -> Self:
         """The index without these samples; the ids of others change."""
@@ -165,8 +165,8 @@ def parquet_folder(folder: str) -> dict[str, str]:
     name = folder.rstrip("/")
     for place in (name, f"{name}/data"):
         names = [file.name for file in entries_or_none(place) if not file.is_folder]
-        found = map(_SPLIT.match, sorted(filter(names_parquet, names)))
-        words = {match[1] or "": match[2] for match in found if match}
+        matches = map(_SPLIT.match, sorted(filter(names_parquet, names)))
+        words = {match[1] or "": match[2] for match in matches if match}
         if "" in words:
             return {"": f"{place}/*{_ENDING}"}
         if words:
@@ -202,7 +202,7 @@ def _part(columns: Columns, path: str, size: int) -> Part:
     file = _opened(path, size)
     own = _columns(file.schema_arrow, columns.image, columns.label)
     if own != columns:
-        raise ValueError(f"its labels have other names than those of the first file: {summarize(own.names)}")
+        raise ValueError(f"its labels have other names than the labels of the first file: {summarize(own.names)}")
     images = [*_images(file.metadata, columns.image)]
     labels: list[Label] = [0] * len(images)
     if columns.label is not None:

@@ -155,7 +155,7 @@ def _footer(file: ObjectPart) -> "FileMetaData":
 
 
 class _File(RawIOBase):
-    """A file as Arrow reads it, whose errors are those of shards: an error of Arrow's own is about its content."""
+    """A file as Arrow reads it. It raises what shards raise; an error of Arrow itself is about its content."""
 
     def __init__(self, file: ObjectPart) -> None:
         assert file.size is not None, "it was indexed"

@@ -133,19 +133,19 @@ def _parts(root: str, shards: Sequence[FoundFile], read: Callable[[str, int], Pa
     if "://" in root:
         storage.file_system(root)  # opened once, before all threads need it
     with ThreadPoolExecutor(storage.CONNECTIONS if "://" in root else _THREADS) as threads:
-        found = []
+        parts = []
         printed = time.monotonic()
         for part in threads.map(partial(_part_or_reason, root, read), shards):
-            found.append(part)
+            parts.append(part)
             if time.monotonic() - printed >= _LINE_SECONDS:
                 printed = time.monotonic()
-                print(f"indexing {root}: {len(found)} of {plural(len(shards), 'shard')}", file=sys.stderr)
-    if broken := [reason for reason in found if isinstance(reason, str)]:
+                print(f"indexing {root}: {len(parts)} of {plural(len(shards), 'shard')}", file=sys.stderr)
+    if broken := [reason for reason in parts if isinstance(reason, str)]:
         raise UsageError(
             f"{len(broken)} of {plural(len(shards), 'shard')} in {root} cannot be indexed "
             f"({summarize(broken, separator='; ')}): correct or remove them"
         )
-    return [part for part in found if isinstance(part, Part)]
+    return [part for part in parts if isinstance(part, Part)]
 
 
 def _part_or_reason(root: str, read: Callable[[str, int], Part], shard: FoundFile) -> Part | str:

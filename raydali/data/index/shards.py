@@ -96,9 +96,9 @@ class Shards:
         Args:
             data: the name of the data in messages.
             root: of the shards, absolute, or an `s3://` or `gs://` URI.
-            shards: those of the index, below the root.
+            shards: the shards of the index, below the root.
             index: see `shard_index`.
-            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            classes: the allowed labels in order, for validation the labels of the training set. Default: any.
             fields: the fields of a subclass.
 
         Raises:
@@ -109,17 +109,17 @@ class Shards:
             _log.warning("%s: %s", data, describe_skipped(skipped))
         if index.unread:
             _log.warning("%s: skipped %s after the ends of archives", data, plural(int(index.unread), "byte"))
-        found, labels = index.names_of_labels, index.labels
+        names, labels = index.names_of_labels, index.labels
         if classes is not None:
             places = {name: place for place, name in enumerate(classes)}
-            if unknown := [name for name in found if name not in places]:
+            if unknown := [name for name in names if name not in places]:
                 shown = summarize(unknown, show=repr)
                 raise UsageError(f"{data} has labels that the training set lacks, {shown}: give both the same classes")
-            labels = np.array([places[name] for name in found])[labels]
+            labels = np.array([places[name] for name in names])[labels]
         elif index.numbered:
-            whole = {(str(first), str(first + len(found) - 1)) for first in cls.first_labels}
-            if (found[0], found[-1]) not in whole:
-                warn_of_renumbering(data, found)
+            whole = {(str(first), str(first + len(names) - 1)) for first in cls.first_labels}
+            if (names[0], names[-1]) not in whole:
+                warn_of_renumbering(data, names)
         return cls(
             root=root,
             shards=tuple(shard.name for shard in shards),
@@ -131,7 +131,7 @@ class Shards:
             packed_names=index.names,
             name_offsets=np.concatenate([[0], np.flatnonzero(index.names == 0) + 1]),
             labels=labels,
-            classes=tuple(found if classes is None else classes),
+            classes=tuple(names if classes is None else classes),
             skipped=skipped,
             **fields,
         )

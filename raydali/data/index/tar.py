@@ -168,7 +168,7 @@ class TarShards(Shards):
         Args:
             data: a folder of *.tar, or a pattern such as `shard-{000000..000146}.tar`, `{a,b}-0.tar` or `shard-*.tar`,
                 where * matches only names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            classes: the allowed labels in order, for validation the labels of the training set. Default: any.
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:
@@ -190,7 +190,7 @@ def holds_shards(folder: str) -> bool:
     Archives next to class folders do not count: they are often what the folders were unpacked from.
     """
     entries = entries_or_none(folder)
-    return any(each.name.endswith(".tar") for each in entries) and not any(each.is_folder for each in entries)
+    return any(entry.name.endswith(".tar") for entry in entries) and not any(entry.is_folder for entry in entries)
 
 
 def names_shards(data: str) -> bool:

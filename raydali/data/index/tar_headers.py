@@ -100,17 +100,17 @@ def members(read: Read, size: int, unread: Callable[[int], None] = lambda _: Non
         position = begin + -(-length // BLOCK) * BLOCK
 
 
-def _links(links: list[tuple[bytes, bytes]], found: list[Member]) -> Iterator[Member]:
+def _links(links: list[tuple[bytes, bytes]], files: list[Member]) -> Iterator[Member]:
     if not links:
         return
-    files = {posixpath.normpath(member.name): member for member in found}
+    by_name = {posixpath.normpath(member.name): member for member in files}
     targets = {posixpath.normpath(name): target for name, target in links}
     for name, target in links:
         passed = set[bytes]()
-        while target in targets and target not in files and target not in passed:
+        while target in targets and target not in by_name and target not in passed:
             passed.add(target)
             target = targets[target]
-        yield files.get(target, Member(name, -1, 0))._replace(name=name)
+        yield by_name.get(target, Member(name, -1, 0))._replace(name=name)
 
 
 def _checked(header: bytes) -> tuple[bytes, int] | None:

@@ -251,7 +251,7 @@ class TFRecords(Shards):
         Args:
             data: a file or a pattern such as `train-*-of-01024` or `train-{00..99}.tfrecord`, where * matches only
                 names of files; local (`~` is expanded), or an `s3://` or `gs://` URI.
-            classes: the allowed labels in order, for validation those of the training set. Default: any.
+            classes: the allowed labels in order, for validation the labels of the training set. Default: any.
             labeled: False: labels are not read, and all images have the class '0'.
 
         Raises:

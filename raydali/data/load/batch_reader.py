@@ -124,7 +124,7 @@ class InputPrefetcher:
         self._threads.shutdown(cancel_futures=True)
 
     def _prepare_ahead(self, micro_batches: Iterator[MicroBatch]) -> Iterator[PreparedInputs]:
-        submitted = ((each, self._threads.submit(self.prepare, each)) for each in micro_batches)
+        submitted = ((batch, self._threads.submit(self.prepare, batch)) for batch in micro_batches)
         pending = self._pending = deque(islice(submitted, PREFETCHED_INPUTS))
         while pending:
             micro_batch, inputs = pending.popleft()
@@ -197,7 +197,7 @@ class BatchReader:
         )
         with pipeline:
             files = fn.external_source(self._next_files, num_outputs=self._files, batch=True, no_copy=True)
-            pipeline.set_outputs(*(fn.io.file.read(each, dont_use_mmap=True) for each in files))
+            pipeline.set_outputs(*(fn.io.file.read(column, dont_use_mmap=True) for column in files))
         pipeline.build()
         return pipeline
 
@@ -249,7 +249,7 @@ class BatchReader:
 
         with self._waits.on("storage"), ThreadPoolExecutor(READING_THREADS) as threads:
             read = [[*threads.map(content, ids.tolist(), column)] for column in files]
-            missing = np.array([[each is None or not len(each) for each in column] for column in read]).any(0)
+            missing = np.array([[data is None or not len(data) for data in column] for column in read]).any(0)
             self._quarantine.examine(ids[missing], again=True)
         return None if missing.any() else read
 

@@ -130,8 +130,8 @@ class Loader(ABC):
         self.source, self.pipeline, self.order = source, pipeline, order
         self.rank, self.world_size, self.start = rank, world_size, start
         self.device, self.threads = torch.device(device), max(1, threads)
-        known: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
-        self.quarantine = known.bound_to(source, pipeline)
+        unbound: KnowsBroken = Quarantine(order.samples, strict=True) if quarantine is None else quarantine(order)
+        self.quarantine = unbound.bound_to(source, pipeline)
         self.in_flight = InFlight(self.quarantine.noted_in)
         self.waits = WaitTimer()
         self.python = PythonCpuTime()
@@ -240,7 +240,7 @@ class Loader(ABC):
         return tensor.to(self.device, non_blocking=True).contiguous(memory_format=layout)
 
     def resident_batch(self, size: int, epoch: int = 0) -> dict[str, torch.Tensor]:
-        """Return `size` samples of noise on the device; labels, masks and the like are those of the first sample.
+        """Return `size` samples of noise on the device, with the labels, masks and the like of the first sample.
 
         Args:
             size: number of samples.
@@ -337,7 +337,7 @@ def left_in_flight(folder: Path) -> dict[str, list[int]]:
 
     Their notes are kept for later starts: another file may crash the run before a checkpoint has this one.
     """
-    left = defaultdict[str, list[int]](list)
+    in_flight = defaultdict[str, list[int]](list)
     with suppress(OSError), (folder / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         for path in [*folder.glob("*.*.*")]:
@@ -354,5 +354,5 @@ def left_in_flight(folder: Path) -> dict[str, list[int]]:
                 if not (ids and crash.exists() and crash.stat().st_size):
                     path.unlink()
                     continue
-                left[name] += ids
-    return left
+                in_flight[name] += ids
+    return in_flight

@@ -37,7 +37,7 @@ class SyntheticLoader(Loader):
 def make_loader(
     name: LoaderName, source: Source, pipeline: Pipeline[Any], order: Order, **options: Unpack[LoaderOptions]
 ) -> Loader:
-    """Make the loader of that name; the other arguments are those of `Loader`."""
+    """Make the loader of that name; see `Loader` for the other arguments."""
     if name == "synthetic":
         return SyntheticLoader(source, pipeline, order, **options)
     if name == "torch":
@@ -59,7 +59,7 @@ def make_video_loader(
     decoders: int | None = None,
     **options: Unpack[LoaderOptions],
 ) -> Loader:
-    """Make the loader of that name; the other arguments are those of `make_loader`.
+    """Make the loader of that name; see `make_loader` for the other arguments.
 
     `decoders` is the number of clips that a GPU decodes at once. Default: three for two of its video engines, and no
     fewer than there are threads if FFmpeg has to decode some of the videos.

@@ -66,7 +66,7 @@ class TorchLoader(Loader):
         while True:
             try:
                 with self.waits.by(self._split_wait):
-                    found = next(loaded)
+                    batch = next(loaded)
             except StopIteration:
                 return
             except (DataError, StorageAway) as error:
@@ -81,13 +81,13 @@ class TorchLoader(Loader):
                 self._plan.start(chain([*self._plan.under_way], self._plan.micro_batches))
                 loaded = self._start_workers()
                 continue
-            self.quarantine.record(found.broken)
-            OUTAGES.add(found.outages)
-            COUNTS.add(**asdict(found.counts))
+            self.quarantine.record(batch.broken)
+            OUTAGES.add(batch.outages)
+            COUNTS.add(**asdict(batch.counts))
             self._plan.under_way.popleft()
-            if found.tensors:
-                named = zip(self.pipeline.outputs, found.tensors, strict=True)
-                yield Batch({name: self._to_device(tensor) for name, tensor in named}, found.micro_batch)
+            if batch.tensors:
+                named = zip(self.pipeline.outputs, batch.tensors, strict=True)
+                yield Batch({name: self._to_device(tensor) for name, tensor in named}, batch.micro_batch)
 
     def _start_workers(self) -> Iterator[Loaded]:
         collects = gc.isenabled()
@@ -103,7 +103,7 @@ class TorchLoader(Loader):
         suspects = {id for micro_batch in self._plan.under_way for id in micro_batch.ids.tolist()}
         workers: Any = self._loader._iterator
         try:
-            has_died = bool(wait([each.sentinel for each in workers._workers], _DEATH_SECONDS))
+            has_died = bool(wait([worker.sentinel for worker in workers._workers], _DEATH_SECONDS))
         except RuntimeError:  # of torch's handler of SIGCHLD
             has_died = True
         if not has_died or not self.pipeline.image_files or suspects <= self.quarantine.in_flight_at_death:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raydali.data.read.node_cache.node_cache import NodeCache
 
 _PROCESSES = range(4, 13)
-"""Numbers of processes that are worth their cost; those of all ranks of a node get two thirds of its cores."""
+"""Numbers of processes that are worth their cost; the processes of all ranks of a node get two thirds of its cores."""
 _THREADS = 256
 """Threads of a process that read: four batches are read ahead at the same time."""
 _TOGETHER = 4
@@ -91,11 +91,11 @@ def _contents(group: Sequence[ObjectPart], answer: _Answer | Exception) -> list[
         return _read(_make_cache, group, _TOGETHER)
     if isinstance(answer, Exception):
         raise answer
-    contents, counts, said = answer
+    contents, counts, records = answer
     COUNTS.add(**asdict(counts))
-    for record in said:
-        if record.msg not in _told:  # each process says it
-            _told.add(record.msg)
+    for record in records:
+        if record.msg not in _shown:  # each process says it
+            _shown.add(record.msg)
             logging.getLogger(record.name).handle(record)
     return contents
 
@@ -126,7 +126,7 @@ def _threads(_process: int) -> ThreadPoolExecutor:
 
 _started: dict[tuple[int, str], Children] = {}
 """`_key` says for whom the processes were started."""
-_told: set[str] = set()
+_shown: set[str] = set()
 """These warnings of the processes have been shown."""
 
 
@@ -138,19 +138,19 @@ def _key() -> tuple[int, str]:
 # Code of the processes.
 
 
-_said: SimpleQueue[logging.LogRecord] = SimpleQueue()
+_warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
 
 
 def _read_for_parent(asked: tuple[bytes | None, Sequence[ObjectPart]]) -> _Answer:
     _listen()
     contents = _read(*asked, 1)
-    said = [_said.get() for _ in range(_said.qsize())]
-    return [*map(pickle.PickleBuffer, contents)], COUNTS.take(), said
+    records = [_warnings.get() for _ in range(_warnings.qsize())]
+    return [*map(pickle.PickleBuffer, contents)], COUNTS.take(), records
 
 
 @cache
 def _listen() -> None:
-    logging.getLogger("raydali").addHandler(QueueHandler(_said))
+    logging.getLogger("raydali").addHandler(QueueHandler(_warnings))
 
 
 def _close_cache(make: bytes) -> None:

@@ -12,7 +12,7 @@ class Counts:
     Attributes:
         requests, bytes: answers of buckets and their bytes.
         repeated: requests that were refused or broken, and repeated at once.
-        hits, peer_hits: reads that the cache of this node, and that of another node, answered.
+        hits, peer_hits: reads that the cache of this node, and the cache of another node, answered.
         damaged: entries of a cache that were not what had been written.
     """
 

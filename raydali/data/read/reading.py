@@ -150,8 +150,8 @@ def folder_away(error: BaseException) -> str | None:
 def errno_of(error: Exception) -> int | None:
     """An error's errno, or the one in its text if only that is left."""
     number = getattr(error, "errno", None)
-    found = re.match(r"\[Errno (\d+)\]", str(error))
-    return int(found[1]) if number is None and found else number
+    match = re.match(r"\[Errno (\d+)\]", str(error))
+    return int(match[1]) if number is None and match else number
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -163,7 +163,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _innermost(error: BaseException) -> BaseException:
     """The innermost OSError among an error and its causes, or the error itself."""
-    return next((each for each in reversed([*causes(error)]) if isinstance(each, OSError)), error)
+    return next((cause for cause in reversed([*causes(error)]) if isinstance(cause, OSError)), error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,5 +306,5 @@ def short(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, FolderAwayError):
         return str(error)
-    found = _ANSWERS.search(str(error))
-    return found[0] if found else type(error).__name__
+    match = _ANSWERS.search(str(error))
+    return match[0] if match else type(error).__name__

@@ -89,7 +89,7 @@ def file_system(uri: str) -> "FileSystem":
 
 
 def s3_endpoint() -> str:
-    """Return the URL of the server of S3 in the environment, or an empty text: that of AWS."""
+    """Return the URL of the server of S3 in the environment; an empty text stands for the server of AWS."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
 
 
@@ -194,8 +194,8 @@ def _from_s3(store: "S3Store", key: str, part: ObjectPart) -> tuple[memoryview, 
     options: Any = {} if part.length is None else {"range": (part.offset, part.offset + part.length)}
     for attempt in range(_ATTEMPTS):
         try:
-            found = obstore.get(store, key, options=options)
-            return memoryview(found.bytes()), found.meta["size"], tag_of(found.meta["e_tag"])
+            result = obstore.get(store, key, options=options)
+            return memoryview(result.bytes()), result.meta["size"], tag_of(result.meta["e_tag"])
         except BaseError as error:
             answer, may_pass = _answer(str(error))
             if not may_pass or attempt == _ATTEMPTS - 1:
@@ -326,10 +326,10 @@ def modified_ns(path: str) -> int | None:
     try:
         if "://" not in path:
             return os.stat(path).st_mtime_ns
-        (found,) = file_system(path).get_file_info([path.partition("://")[2]])
+        (info,) = file_system(path).get_file_info([path.partition("://")[2]])
     except OSError:
         return None
-    return found.mtime_ns  # type: ignore[no-any-return]
+    return info.mtime_ns  # type: ignore[no-any-return]
 
 
 def is_folder(path: str) -> bool:
@@ -339,10 +339,10 @@ def is_folder(path: str) -> bool:
     if "://" not in path:
         return os.path.isdir(path)
     try:
-        (found,) = file_system(path).get_file_info([path.partition("://")[2]])
+        (info,) = file_system(path).get_file_info([path.partition("://")[2]])
     except OSError:
         return False
-    return bool(found.type == FileType.Directory)
+    return bool(info.type == FileType.Directory)
 
 
 def reason(error: Exception) -> str:

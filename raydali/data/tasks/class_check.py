@@ -1,4 +1,4 @@
-"""This file checks, for all tasks, that there is something to learn each class from, before the first step.
+"""Checks, for all tasks, that there is something to learn each class from, before the first step.
 
 It reads labels, some masks (`MaskedImages.sample`), and some images, for an EXIF orientation that others lack.
 """
@@ -98,7 +98,7 @@ def is_turned(source: Any, id: int) -> bool:  # noqa: ANN401 (ImagePairs or Coco
     """Return whether EXIF turns an image otherwise than its mask, partner or boxes, and no size shows it."""
     files = (source.inputs, source.targets) if isinstance(source, ImagePairs) else (source,)
     try:
-        images = [opened(each.read(id)) for each in files]
+        images = [opened(side.read(id)) for side in files]
     except Exception:  # it is broken
         return False
     one, other = ([orientation(image) for image in images] + [1])[:2]

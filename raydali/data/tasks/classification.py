@@ -61,7 +61,7 @@ class Images(Pipeline[LabeledSource], DecoderSettings, SquareImages):
 class TrainImages(RandomCrops, Images):
     """A random resized crop, a random flip and an augmentation, which depend on (seed, epoch, id) only.
 
-    Their distribution is that of torchvision. See also `RandomCrops`; the flip is horizontal.
+    Their distribution is the same as in torchvision. See also `RandomCrops`; the flip is horizontal.
 
     Args:
         augmentation: the policy that augments the resized images, and random erasing.
@@ -157,7 +157,7 @@ class TrainImages(RandomCrops, Images):
         return *_tensors(F.horizontal_flip(image) if flips[0] else image, source, id), *plans
 
     def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """Draw the random numbers of samples: those of crops (N, 11, 2), see `draw_crops`, and flips (N,), 0 or 1."""
+        """Draw the random numbers of samples: of crops (N, 11, 2), see `draw_crops`, and of flips (N,), 0 or 1."""
         numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
         return self.draw_crops(numbers[:, :-1]), self.flips(numbers[:, -1])
 
@@ -245,17 +245,17 @@ class ImageSizes:
             )
 
     @classmethod
-    def parse(cls, given: int | str) -> "ImageSizes":
+    def parse(cls, option: int | str) -> "ImageSizes":
         """Return the sizes that `--image-size` gives: one, or FIRST:LAST@EPOCH-EPOCH.
 
         Raises:
             UsageError: it gives neither.
         """
-        if isinstance(given, int):
-            return cls(given, given)
-        if (form := _SIZES.fullmatch(given)) is None:
+        if isinstance(option, int):
+            return cls(option, option)
+        if (form := _SIZES.fullmatch(option)) is None:
             raise UsageError(
-                f"--image-size {given} is neither a size such as 224, nor FIRST:LAST@EPOCH-EPOCH such as 160:192@65-76"
+                f"--image-size {option} is neither a size such as 224, nor FIRST:LAST@EPOCH-EPOCH such as 160:192@65-76"
             )
         return cls(*map(int, form.groups()))
 
@@ -276,5 +276,5 @@ class ImageSizes:
 
 def validation_size(settings: Mapping[str, Any]) -> int | None:
     """Return the size of a run's validation images, in pixels; None if its settings have no image size."""
-    given, sizes = settings.get("val_image_size"), settings.get("image_size")
-    return given or (None if sizes is None else ImageSizes.parse(sizes).last)
+    size, sizes = settings.get("val_image_size"), settings.get("image_size")
+    return size or (None if sizes is None else ImageSizes.parse(sizes).last)

@@ -8,7 +8,7 @@
     resize, resize_and_crop    one image, on the CPU, by torch's kernel for 8 bits, inside a DALI graph (dali_ops.py)
     pillow_centre              one image, by Pillow
 
-Their results are those of Pillow and torchvision (antialiased) to within 1 of 255, rarely 2, and if bicubic in a few of
+Their results equal Pillow's and torchvision's (antialiased) to within 1 of 255, rarely 2, and if bicubic in a few of
 100,000 pixels more. torch's kernel takes half the time of DALI's own on the CPU, which also differs from Pillow at the
 border. The driver imports this file: torch is imported where it is used.
 """
@@ -111,11 +111,11 @@ class RandomCrops(RandomFlips):
         """
         attempts = np.floor(draws[:, :-1] * np.sqrt(shapes.prod(1))[:, None, None] + 0.5)
         fits = ((attempts > 0) & (attempts <= shapes[:, None])).all(2)
-        found = fits.any(1)[:, None]
+        has_fit = fits.any(1)[:, None]
         low, high = self.random_aspect
         widest = np.rint(np.stack([shapes[:, 1] / low, shapes[:, 0] * high], 1)).clip(1, shapes)
-        sizes = np.where(found, attempts[np.arange(len(shapes)), fits.argmax(1)], widest).astype(np.int64)
-        starts = np.where(found, draws[:, -1] * (shapes - sizes + 1), (shapes - sizes) // 2).astype(np.int64)
+        sizes = np.where(has_fit, attempts[np.arange(len(shapes)), fits.argmax(1)], widest).astype(np.int64)
+        starts = np.where(has_fit, draws[:, -1] * (shapes - sizes + 1), (shapes - sizes) // 2).astype(np.int64)
         return starts, sizes
 
 

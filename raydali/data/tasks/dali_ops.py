@@ -84,7 +84,7 @@ def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iter
 
     Args:
         add: takes seconds of the clock.
-        computing: takes those of a core.
+        computing: takes seconds of a core.
     """
     original = fn.python_function
 

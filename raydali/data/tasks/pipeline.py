@@ -77,7 +77,7 @@ class Pipeline(Protocol[AnySource]):
     def unfit(self, shapes: Sequence[NDArray[np.int64]], inputs: Inputs) -> NDArray[np.bool_]:
         """Return for which samples (N,) `sample` raises an error although their images can be decoded.
 
-        The arguments are those of `compute_crops`.
+        See `compute_crops` for the arguments.
         """
         return np.zeros(len(shapes[0]), np.bool_)
 
@@ -102,7 +102,7 @@ class Pipeline(Protocol[AnySource]):
         ...
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """Return the tensors of a batch as the loader yields them, from those of the graph or of `sample`.
+        """Return the tensors of a batch as the loader yields them, from the tensors of the graph or of `sample`.
 
         The loader calls it in the training thread when the tensors are on the device of training.
         """
@@ -111,6 +111,6 @@ class Pipeline(Protocol[AnySource]):
     def sample(self, source: AnySource, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return one sample, made by Pillow and torchvision on the CPU, for `--loader torch` and for checks.
 
-        The outputs are those of the graph, but images are CHW.
+        The outputs are the same as the graph's, but images are CHW.
         """
         ...

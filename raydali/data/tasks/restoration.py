@@ -68,8 +68,8 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
 
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which pairs (N,) have images of different sizes, or are smaller than the crop."""
-        found: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
-        return found
+        unfit: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
+        return unfit
 
     def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
         """Return the starts of the windows (N, 2), and flips (N, 2)."""
@@ -109,7 +109,7 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         places, (flips,) = self.draws(np.array([id]), np.array([epoch]))
         (start,) = windows(np.array([[image.height, image.width]]), places, self.crop_size).tolist()
         axes = [axis for axis, flips in enumerate(flips, 1) if flips]
-        return tuple(F.crop(F.pil_to_tensor(each), *start, *self.crop_size).flip(axes) for each in (image, target))
+        return tuple(F.crop(F.pil_to_tensor(side), *start, *self.crop_size).flip(axes) for side in (image, target))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,8 +68,8 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
     def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
         """Return which samples (N,) have a mask of another size, or do not fit on the canvas."""
         masks = np.array([mask.shape for mask in inputs[1]])
-        found: NDArray[np.bool_] = (shapes[0] != masks).any(1) | self.is_too_large(shapes[0])
-        return found
+        unfit: NDArray[np.bool_] = (shapes[0] != masks).any(1) | self.is_too_large(shapes[0])
+        return unfit
 
     def is_too_large(self, shapes: Integers) -> NDArray[np.bool_]:
         """Return which images of these shapes (N, 2) do not fit on the canvas."""
@@ -88,8 +88,8 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         draws, masks = inputs
         placed = self.windows(shapes[0], np.asarray(draws))
         flips = self.flips(np.asarray(draws)[:, 3])
-        cut = np.stack([self.cut(*each) for each in zip(masks, *placed, flips, strict=True)])
-        starts, sizes, small = (each.astype(np.int32) for each in placed)
+        cut = np.stack([self.cut(*sample) for sample in zip(masks, *placed, flips, strict=True)])
+        starts, sizes, small = (array.astype(np.int32) for array in placed)
         return starts, sizes, small.astype(np.float32) if device == "gpu" else small, flips, cut
 
     def cut(self, mask: Mask, start: Integers, size: Integers, small: Integers, flip: int) -> Mask:
@@ -176,7 +176,7 @@ class TrainImages(RandomFlips, Images):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Those of `Images`, and with a jitter its factors (N, 3) float32, of which `finish` makes use."""
+        """The outputs of `Images`, and with a jitter its factors (N, 3) float32, of which `finish` makes use."""
         return (*super().outputs, "factors") if self.jitter else super().outputs
 
     def draws(self, ids: Integers, epochs: Integers) -> Floats:
@@ -209,10 +209,10 @@ class TrainImages(RandomFlips, Images):
         """Return as `Images` says, and the factors (3,) of the jitter."""
         import torch
 
-        found = super().sample(source, id, epoch)
+        sample = super().sample(source, id, epoch)
         if not self.jitter:
-            return found
-        return *found, torch.from_numpy(self.factors(self.draws(np.array([id]), np.array([epoch])))[0])
+            return sample
+        return *sample, torch.from_numpy(self.factors(self.draws(np.array([id]), np.array([epoch])))[0])
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Change the brightness, contrast and saturation of the images, in this order, on their device."""
@@ -235,8 +235,8 @@ class ValidationImages(Images):
 
     def is_too_large(self, shapes: Integers) -> NDArray[np.bool_]:
         """Return which images do not fit on the canvas."""
-        found: NDArray[np.bool_] = np.asarray((shapes > np.array(self.canvas)).any(1))
-        return found
+        too_large: NDArray[np.bool_] = np.asarray((shapes > np.array(self.canvas)).any(1))
+        return too_large
 
 
 def _on_canvas(image: Mask, small: Integers, canvas: tuple[int, int]) -> Mask:

@@ -11,7 +11,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's channels, in units of the full range."""
 KINETICS_MEAN = (0.43216, 0.394666, 0.37645)
 KINETICS_STD = (0.22803, 0.22145, 0.216989)
-"""Those of Kinetics' channels, as torchvision's R(2+1)D weights expect them."""
+"""Mean and deviation of Kinetics' channels, as torchvision's R(2+1)D weights expect them."""
 KINETICS = {"mean": KINETICS_MEAN, "std": KINETICS_STD}
 
 

@@ -176,8 +176,8 @@ class VideoClips:
         (video,), (first,) = (part.tolist() for part in self.places(np.array([id])))
         path = self.videos.path(video)
         try:
-            with read_clip_packets(path, self.table.info(video), first, self.stride, self.sequence_length) as found:
-                yield found
+            with read_clip_packets(path, self.table.info(video), first, self.stride, self.sequence_length) as packets:
+                yield packets
         except OSError as error:
             reason = str(error).removeprefix(f"cannot read {path}: ")
             raise OSError(f"{self.path(id)} cannot be read: {reason}") from error

@@ -91,8 +91,8 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         """
         crops = self.clips.crops(source, ids, epochs)
         regions = kept_regions(source, ids, crops, self.clips.image_size)
-        found = list(self._threads.map(partial(self._decode, source), ids.tolist(), regions.parts))
-        luma, chroma, colours = zip(*found, strict=True)
+        clips = list(self._threads.map(partial(self._decode, source), ids.tolist(), regions.parts))
+        luma, chroma, colours = zip(*clips, strict=True)
         matrices, offsets = zip(*map(to_rgb, colours), strict=True)
         beside = regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips, source.labels(ids)
         return list(luma), list(chroma), *beside
@@ -157,7 +157,7 @@ def kept_regions(source: VideoClips, ids: Ids, crops: Crops, side: int) -> Regio
     whole = np.maximum(shapes // 2 * 2, 1)
     first = np.maximum(np.floor(starts - margin), 0).astype(np.int64) // 2 * 2
     last = np.minimum(np.ceil(ends + margin).astype(np.int64) // 2 * 2 + 2, whole)
-    lows, highs = (np.where(transposed, each[:, ::-1], each).tolist() for each in (first, last))
+    lows, highs = (np.where(transposed, bounds[:, ::-1], bounds).tolist() for bounds in (first, last))
     parts = [Part(*map(slice, low, high)) for low, high in zip(lows, highs, strict=True)]
     starts, ends = np.where(flipped, last - ends, starts - first), np.where(flipped, last - starts, ends - first)
     return Regions(parts, starts.astype(np.float32), ends.astype(np.float32))

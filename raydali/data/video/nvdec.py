@@ -134,7 +134,7 @@ def filtered(cut: ClipPackets, codec: str) -> list[tuple[bytes, int]]:
         return [(bytes(packet), pts(packet)) for packet in cut.packets]
     filters = av.BitStreamFilterContext(_FILTERS[codec], cut.stream)
     timed = [(packet, pts(packet)) for packet in cut.packets]
-    return [(bytes(each), time) for packet, time in timed for each in filters.filter(packet)]
+    return [(bytes(output), time) for packet, time in timed for output in filters.filter(packet)]
 
 
 @cache
@@ -157,10 +157,10 @@ def capabilities(device: torch.device, codec: str) -> dict[str, int]:
     """
     if codec not in _CODECS or (nvc := _library()) is None:
         return {}
-    found: dict[str, int] = nvc.GetDecoderCaps(
+    features: dict[str, int] = nvc.GetDecoderCaps(
         gpuid=device.index or 0, codec=getattr(nvc.cudaVideoCodec, _CODECS[codec])
     )
-    return found
+    return features
 
 
 @cache

@@ -234,11 +234,11 @@ def _packets(
     Returns them, and the sorted times of the displayed ones.
     """
     time = int(info.keyframe_pts[key])
-    found = _from(container, stream, time)
-    packet = next(found, None)
+    demuxed = _from(container, stream, time)
+    packet = next(demuxed, None)
     if packet is None or not packet.is_keyframe or _time(packet) != time:  # a container that cannot seek
-        found = _from_start(container, stream, int(info.key_frames[key]))
-        packet = next(found, None)
+        demuxed = _from_start(container, stream, int(info.key_frames[key]))
+        packet = next(demuxed, None)
     packets: list[Packet] = []
     shown: list[int] = []
     # With true decoding times, no later packet is displayed before them.
@@ -251,7 +251,7 @@ def _packets(
             packet.dts is not None and packet.dts >= shown[last] if tells_order else len(shown) > last + _REORDERED
         ):
             break
-        packet = next(found, None)
+        packet = next(demuxed, None)
     if not packets:
         raise ValueError("it is shorter than its index says: index the data again")
     return packets, shown

@@ -43,7 +43,7 @@ class VideoTable:
         orientations: bool (V, 3), see `Orientation`.
         codecs: FFmpeg's names, (V,).
         has_header: bool (V,).
-        key_frames, keyframe_pts: int64, those of all videos concatenated.
+        key_frames, keyframe_pts: int64, the values of all videos concatenated.
         key_offsets: int64 (V + 1,), where each video's begin in them, and their end.
     """
 
@@ -135,12 +135,12 @@ def video_table(videos: Files) -> tuple[VideoTable, dict[int, str]]:
     broken: dict[int, str] = {}
     infos: list[VideoInfo] = []
     opened = np.flatnonzero(rows < 0).tolist()
-    for id, found in zip(opened, _on_threads(lambda id: _info_or_reason(videos, id), opened), strict=True):
-        if isinstance(found, str):
-            broken[id] = found
+    for id, info_or_reason in zip(opened, _on_threads(lambda id: _info_or_reason(videos, id), opened), strict=True):
+        if isinstance(info_or_reason, str):
+            broken[id] = info_or_reason
         else:
             rows[id] = len(cached.names) + len(infos)
-            infos.append(found)
+            infos.append(info_or_reason)
     sound = np.delete(np.arange(len(videos)), [*broken])
     table = cached.table + VideoTable.from_infos(infos)
     if infos:
@@ -181,9 +181,9 @@ class _Cached:
         """The row of each of these videos; -1 if there is no valid entry."""
         places = dict(zip(self.names, range(len(self.names)), strict=True))
         rows = np.fromiter((places.get(name, -1) for name in names), np.int64, len(names))
-        known = np.flatnonzero(rows >= 0)
-        changed = (self.stamps[rows[known]] != stamps[known]).any(1) | (stamps[known] == _UNKNOWN).any(1)
-        rows[known[changed]] = -1
+        cached = np.flatnonzero(rows >= 0)
+        changed = (self.stamps[rows[cached]] != stamps[cached]).any(1) | (stamps[cached] == _UNKNOWN).any(1)
+        rows[cached[changed]] = -1
         return rows
 
     def write(self, place: str, names: list[bytes], stamps: Integers, rows: Integers, table: VideoTable) -> None:
@@ -198,7 +198,7 @@ class _Cached:
 def _stamps(videos: Files, names: Sequence[bytes]) -> Integers:
     """Size and time of the last change of each video, (V, 2); -1 if they are unknown.
 
-    Each folder is listed once: one request gives those of all objects in it.
+    Each folder is listed once: one request gives the sizes and times of all objects in it.
     """
     paths = [os.path.join(videos.root, os.fsdecode(name)) for name in names]
     folders: dict[str, list[int]] = {}

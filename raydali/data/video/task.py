@@ -77,7 +77,7 @@ class Clips(Pipeline[VideoClips], ResizedImages):
         """Pass the clips on."""
         from nvidia.dali import fn
 
-        clips, labels = (each.gpu() if device == "gpu" else each for each in inputs)
+        clips, labels = (node.gpu() if device == "gpu" else node for node in inputs)
         return fn.reshape(clips, layout="FHWC"), labels
 
     def sample(self, source: VideoClips, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
@@ -153,13 +153,13 @@ def decoded(cut: ClipPackets, convert: Callable[["VideoFrame"], T]) -> list[T]:
     context = cut.stream.codec_context
     if not context.is_open:
         context.thread_count = 1  # several clips are decoded in parallel
-    wanted, found = set(cut.times), {}
+    wanted, frames = set(cut.times), {}
     for packet in [*cut.packets, None]:  # None flushes the decoder
         if packet is not None:
             packet.pts = pts(packet)
         for frame in context.decode(packet):
             if frame.pts in wanted:
-                found[frame.pts] = convert(frame)
-        if len(found) == len(wanted):
-            return [found[time] for time in cut.times]
-    raise ValueError(f"{len(wanted) - len(found)} of {len(wanted)} frames cannot be decoded")
+                frames[frame.pts] = convert(frame)
+        if len(frames) == len(wanted):
+            return [frames[time] for time in cut.times]
+    raise ValueError(f"{len(wanted) - len(frames)} of {len(wanted)} frames cannot be decoded")

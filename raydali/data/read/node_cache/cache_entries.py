@@ -54,14 +54,14 @@ class CacheOption(NamedTuple):
             UsageError: the size is not one, or the folder is not local.
         """
         folder, colon, size = text.rpartition(":")
-        found = _SIZE.fullmatch(size) if colon else None
+        match = _SIZE.fullmatch(size) if colon else None
         if "://" in text or not (folder or size):
             raise UsageError(
                 f"--cache {text} is not a folder of a node: give one on a local disk, such as /mnt/cache:500G"
             )
-        if colon and found is None:
+        if colon and match is None:
             raise UsageError(f"--cache {text} ends with no size: give DIR or DIR:SIZE, such as /mnt/cache:500G")
-        number = None if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
+        number = None if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
         if number == 0:
             raise UsageError(f"--cache {text} has no room: give a size above 0, or leave out --cache")
         return cls(str(Path(folder if colon else text).expanduser().absolute()), number)
@@ -197,7 +197,7 @@ class Entries:
             earlier = []
         if nodes is not None and [*nodes] not in earlier[-1:]:
             partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps([*(each for each in earlier if each != [*nodes]), [*nodes]][-_GROUPS_KEPT:]))
+            partial.write_text(json.dumps([*(past for past in earlier if past != [*nodes]), [*nodes]][-_GROUPS_KEPT:]))
             partial.rename(path)
         return earlier
 
@@ -205,11 +205,11 @@ class Entries:
 def _size(path: str, began: float) -> int:
     """Return the size of a file; 0 if it is newer, or was renamed or removed, as what killed processes left."""
     try:
-        found = os.stat(path)
-        if "." in os.path.basename(path) and found.st_mtime < time.time() - ABANDONED_AFTER_SECONDS:
+        stat = os.stat(path)
+        if "." in os.path.basename(path) and stat.st_mtime < time.time() - ABANDONED_AFTER_SECONDS:
             os.unlink(path)
             return 0
-        return found.st_size if found.st_mtime <= began else 0
+        return stat.st_size if stat.st_mtime <= began else 0
     except OSError:
         return 0
 

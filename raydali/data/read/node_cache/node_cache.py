@@ -31,7 +31,7 @@ class NodeCache:
     """Reads objects through the entries of all nodes; see the module.
 
     Args:
-        own: the entries of this node; None if it can have none, and only reads those of other nodes.
+        own: the entries of this node; None if it can have none, and only reads the entries of other nodes.
         servers, token: of the other nodes, see `Peers`.
         nodes: the ids of all nodes.
         earlier: the nodes of earlier worker groups, which may have what its owner lacks now.
@@ -54,15 +54,15 @@ class NodeCache:
     def read(self, part: ObjectPart, fetch: Callable[[ObjectPart], tuple[memoryview, int]]) -> memoryview:
         """Return the content of a part; `fetch` reads it from its bucket, with a number for its version."""
         key, bucket = key_of(part), bucket_of(part)
-        if self._entries is not None and (found := self._entries.read(bucket, key)) is not None:
+        if self._entries is not None and (entry := self._entries.read(bucket, key)) is not None:
             COUNTS.add(hits=1)
-            return found[:-TAG_BYTES]
+            return entry[:-TAG_BYTES]
         owners = [owner_of(key, group) for group in self._groups]
-        for node in dict.fromkeys(owners):  # the owner of now, and then those of earlier
+        for node in dict.fromkeys(owners):  # the present owner, and then earlier owners
             raw = self._peers.get(node, bucket, key) if node != self._me and node in self._peers else None
-            if raw is not None and (found := checked(key, raw)) is not None:
+            if raw is not None and (entry := checked(key, raw)) is not None:
                 COUNTS.add(peer_hits=1)
-                return found[:-TAG_BYTES]
+                return entry[:-TAG_BYTES]
         content, tag = fetch(part)
         tagged = b"".join((content, tag.to_bytes(TAG_BYTES, "little", signed=True)))
         self._keep(owners[0], bucket, key, memoryview(tagged))
