@@ -57,12 +57,12 @@ class Node:
 
 def rows(nodes: list[Node]) -> list[Row]:
     """Check nodes; nodes with the same result share a row."""
-    found = [row for node in nodes for row in _of(node)]
-    found += _versions({node.name: node.host for node in nodes if node.host is not None})
+    unmerged = [row for node in nodes for row in _of(node)]
+    unmerged += _versions({node.name: node.host for node in nodes if node.host is not None})
     names: dict[Row, list[str]] = {}
-    for row in found:
+    for row in unmerged:
         names.setdefault(replace(row, nodes=()), []).extend(row.nodes)
-    order = list(dict.fromkeys(row.check for row in found))
+    order = list(dict.fromkeys(row.check for row in unmerged))
     merged = (replace(row, nodes=tuple(of_row)) for row, of_row in names.items())
     return sorted(merged, key=lambda row: order.index(row.check))
 
@@ -70,25 +70,25 @@ def rows(nodes: list[Node]) -> list[Row]:
 def failed_checks() -> list[str]:
     """Return a line for each failed check of this GPU host that affects training; takes milliseconds."""
     host = this_host()
-    found = [_row(host.name, check, host) for check in ("driver", "nvJPEG", "/dev/shm")]
-    return [f"{host.name}: {row.check}: {row.found}: {row.remedy}" for row in found if row.status == "fail"]
+    checked = [_row(host.name, check, host) for check in ("driver", "nvJPEG", "/dev/shm")]
+    return [f"{host.name}: {row.check}: {row.found}: {row.remedy}" for row in checked if row.status == "fail"]
 
 
 def _of(node: Node) -> list[Row]:
     if node.host is None:
         remedy = "look at its raylet.out, or take it out of the cluster"
         return [Row(check="answers", nodes=(node.name,), status="fail", found=node.silence, remedy=remedy)]
-    found = [_row(node.name, check, node.host) for check in CHECKS]
+    checked = [_row(node.name, check, node.host) for check in CHECKS]
     if node.skew is not None:
         ahead, error = node.skew
         late = abs(ahead) - error > MAX_SKEW
         result = (f"{ahead:+.1f} s", "start chronyd or systemd-timesyncd") if late else (f"within {MAX_SKEW:g} s", "")
-        found.append(_judged(node.name, "clock", *result))
+        checked.append(_judged(node.name, "clock", *result))
     if node.storage is not None:
         remedy = "give a folder that all nodes share, or an object store and its credentials on every node"
         result = (node.storage, remedy) if node.storage else ("written and read", "")
-        found.append(_judged(node.name, "storage", *result))
-    return found
+        checked.append(_judged(node.name, "storage", *result))
+    return checked
 
 
 def _row(node: str, check: str, host: Host) -> Row:
@@ -97,9 +97,9 @@ def _row(node: str, check: str, host: Host) -> Row:
     return _judged(node, check, *CHECKS[check](host))
 
 
-def _judged(node: str, check: str, found: str, remedy: str | None) -> Row:
+def _judged(node: str, check: str, value: str, remedy: str | None) -> Row:
     status: Status = "none" if remedy is None else "fail" if remedy else "ok"
-    return Row(check=check, nodes=(node,), status=status, found=found, remedy=remedy or "")
+    return Row(check=check, nodes=(node,), status=status, found=value, remedy=remedy or "")
 
 
 Result = tuple[str, str | None]
@@ -148,8 +148,8 @@ def _shared_memory(host: Host) -> Result:
 
 def _open_files(host: Host) -> Result:
     remedy = f"{LEAST_OPEN_FILES} or more: ulimit -Hn, LimitNOFILE of systemd, or --ulimit nofile of Docker"
-    found = str(host.open_files) if host.open_files < 2**31 else "no limit"
-    return found, remedy if host.open_files < LEAST_OPEN_FILES else ""
+    limit = str(host.open_files) if host.open_files < 2**31 else "no limit"
+    return limit, remedy if host.open_files < LEAST_OPEN_FILES else ""
 
 
 CHECKS: dict[str, Callable[[Host], Result]] = {
@@ -166,7 +166,7 @@ ON_GPUS = {"driver", "nvJPEG", "NVDEC", "GPU memory"}
 
 def _versions(hosts: Mapping[str, Host]) -> list[Row]:
     """Return a row for each version of each package; raydali may be missing, since a job can bring it along."""
-    found = []
+    of_packages = []
     for package in dict.fromkeys(name for host in hosts.values() for name in host.versions):
         amounts = Counter(host.versions[package] for host in hosts.values())
         common = max(amounts, key=lambda version: (bool(version), amounts[version]))
@@ -179,5 +179,5 @@ def _versions(hosts: Mapping[str, Host]) -> list[Row]:
             else:
                 remedy = f"install {common}, as on other nodes" if common else "install all of requirements.lock"
                 result = version or "not installed", remedy
-            found.append(_judged(name, package, *result))
-    return found
+            of_packages.append(_judged(name, package, *result))
+    return of_packages

@@ -88,7 +88,7 @@ class Child:
     def _start(self) -> None:
         here, there = socket.socketpair()
         code = f"from raydali.host.child import serve; serve({there.fileno()})"
-        path = os.pathsep.join(str(Path(each).absolute()) for each in sys.path)
+        path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,

@@ -157,10 +157,10 @@ def kernel_sees_gpu() -> bool:
 
 def _cuda_of_torch() -> str:
     """Return CUDA's version from torch's version.py, since importing torch takes seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return ""
-    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
+    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
     return match[1] if match else ""
 
 

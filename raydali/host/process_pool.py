@@ -30,7 +30,7 @@ LINE_SECONDS = 10.0
 """Interval of progress lines if the output is not a terminal."""
 _ALIGNMENT = 64
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def process_count(workers: int | None) -> int:
@@ -47,12 +47,12 @@ def process_count(workers: int | None) -> int:
 
 
 def in_processes(
-    examine: Callable[[range], _Found],
+    examine: Callable[[range], _Result],
     samples: int,
     workers: int,
     name: str,
-    take: Callable[[_Found], int],
-    killed: Callable[[int, str], _Found],
+    take: Callable[[_Result], int],
+    killed: Callable[[int, str], _Result],
     at_once: int = SAMPLES_AT_ONCE,
 ) -> None:
     """Examine all ids in several processes, which get parts of them, and may die of a sample.
@@ -75,12 +75,12 @@ def in_processes(
     children, slow = Children(workers, "decoder", PART_SECONDS * max(1, at_once / SAMPLES_AT_ONCE)), Child("decoder")
     with TemporaryDirectory(prefix="raydali-") as folder:
 
-        def results(part: range, found: _Found | Exception) -> Iterator[_Found]:
-            if not isinstance(found, Exception):
-                yield found
+        def results(part: range, result: _Result | Exception) -> Iterator[_Result]:
+            if not isinstance(result, Exception):
+                yield result
                 return
-            if not isinstance(found, ChildDiedError):
-                raise found
+            if not isinstance(result, ChildDiedError):
+                raise result
             for id in part:  # one after the other, to learn which one it is
                 try:
                     yield slow.call(_examined, (folder, range(id, id + 1)))
@@ -140,8 +140,8 @@ def _progress(name: str, samples: int) -> Iterator[Callable[[int, int], None]]:
         now = time.monotonic()
         if done == samples or now - last >= LINE_SECONDS:
             last = now
-            left = "" if done == samples else f", about {(now - began) * (samples - done) / done:.0f} s left"
-            print(f"{name}: read {done} of {plural(samples, 'sample')}, {broken} broken{left}", file=sys.stderr)
+            remaining = "" if done == samples else f", about {(now - began) * (samples - done) / done:.0f} s left"
+            print(f"{name}: read {done} of {plural(samples, 'sample')}, {broken} broken{remaining}", file=sys.stderr)
 
     yield line
 

@@ -39,43 +39,43 @@ def command_line(process: psutil.Process) -> str:
     return ""
 
 
-def members(mark: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+def members(mark: str, earlier: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return all living processes of the cluster with this mark.
 
     Args:
         mark: the value of the environment variable.
-        known: earlier members, which are kept even if the ancestor by which they were found has ended.
+        earlier: members at an earlier time, which are kept even if the ancestor by which they were found has ended.
     """
     running = _running()
     marked = {process for process in running if _has_mark(process, mark)}
     sessions = {running[process] for process in marked} - {0}
-    found = marked | {process for process, session in running.items() if session in sessions}
-    found |= running.keys() & {*known}
-    for process in [*found]:
+    in_cluster = marked | {process for process, session in running.items() if session in sessions}
+    in_cluster |= running.keys() & {*earlier}
+    for process in [*in_cluster]:
         with suppress(psutil.Error):
-            found |= {*process.children(recursive=True)}
-    return [process for process in running if process in found and process.pid != os.getpid()]
+            in_cluster |= {*process.children(recursive=True)}
+    return [process for process in running if process in in_cluster and process.pid != os.getpid()]
 
 
 def end(mark: str) -> list[psutil.Process]:
     """End the cluster's processes by SIGTERM, then by SIGKILL; return those that are left, normally none."""
-    left = members(mark)
-    send(left, signal.SIGTERM)
+    remaining = members(mark)
+    send(remaining, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while left and time.monotonic() < deadline:
+    while remaining and time.monotonic() < deadline:
         time.sleep(0.1)
-        left = members(mark, left)
-    return kill(mark, left, KILL_SECONDS)
+        remaining = members(mark, remaining)
+    return kill(mark, remaining, KILL_SECONDS)
 
 
-def kill(mark: str, left: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+def kill(mark: str, remaining: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Send SIGKILL to these members, and to those that they start meanwhile; return those that are left."""
     deadline = time.monotonic() + seconds
-    while left and time.monotonic() < deadline:
-        send(left, signal.SIGKILL)
+    while remaining and time.monotonic() < deadline:
+        send(remaining, signal.SIGKILL)
         time.sleep(0.1)
-        left = members(mark, left)
-    return left
+        remaining = members(mark, remaining)
+    return remaining
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
@@ -87,14 +87,14 @@ def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
 
 def _running() -> dict[psutil.Process, int]:
     """Return the session of each of this user's processes, without zombies."""
-    found = {}
+    sessions = {}
     for pid in psutil.pids():  # process_iter caches objects, whose ids may be reused
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             with process.oneshot():
                 if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process] = os.getsid(pid)
-    return found
+                    sessions[process] = os.getsid(pid)
+    return sessions
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:

@@ -5,7 +5,7 @@
               first step
 
 The marks belong to the process, since the driver has begun before any object exists. They are wall-clock times, so that
-those of two processes can be joined; clocks of two nodes may differ.
+the marks of two processes can be joined; clocks of two nodes may differ.
 """
 
 import time
@@ -37,7 +37,7 @@ def marks() -> list[Mark]:
 
 
 def join(before: Sequence[Mark]) -> None:
-    """Put the marks of the driver before those of this worker. In between is the phase `workers`."""
+    """Put the marks of the driver before the marks of this worker. In between is the phase `workers`."""
     if before and _marks:
         _marks[:] = [*before, ("workers", _marks[0][1]), *_marks[1:]]
 
