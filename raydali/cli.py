@@ -58,7 +58,7 @@ class Completion:
 
 
 def _by_name(*commands: type, group: str = "") -> dict[str, type[Any]]:
-    return {f"{group}{each.__name__.removesuffix('Bench').lower()}": each for each in commands}
+    return {f"{group}{command.__name__.removesuffix('Bench').lower()}": command for command in commands}
 
 
 BENCHES = LoaderBench, StrategiesBench, TrainBench, VideoBench
@@ -72,16 +72,16 @@ COMMANDS = {
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse the command line, run the subcommand and leave with its exit code."""
-    given = sys.argv[1:] if args is None else list(args)
+    words = sys.argv[1:] if args is None else list(args)
     outlive_readers()
     mark_warnings()
-    if given == ["--version"]:
+    if words == ["--version"]:
         print(f"raydali {version('raydali')}")
         return
     with exit_codes():
-        for argument in given:
+        for argument in words:
             refuse_secrets(argument)
-        options = _parse(given)
+        options = _parse(words)
         if isinstance(options, Completion):  # tyro makes the script from the same dataclasses as the help
             main(["--tyro-print-completion", options.shell])
             return
@@ -94,9 +94,9 @@ def main(args: Sequence[str] | None = None) -> None:
             run(options)
 
 
-def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command)
-    words = 2 if given[:1] in (["bench"], ["cluster"]) else 1
-    name, rest, style = " ".join(given[:words]), given[words:], (tyro.conf.DisallowNone,)
+def _parse(words: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command)
+    count = 2 if words[:1] in (["bench"], ["cluster"]) else 1
+    name, rest, style = " ".join(words[:count]), words[count:], (tyro.conf.DisallowNone,)
     if name == "train" and rest not in (["-h"], ["--help"]):  # the other options are the job's
         return Train(job=tuple(rest))
     if name in ("plan", "preview") and not {"-h", "--help"} & {*rest}:  # so are their other options
@@ -105,12 +105,12 @@ def _parse(given: list[str]) -> Any:  # noqa: ANN401 (the dataclass of a command
         return replace(own, of_job=tuple(of_job))
     if name in COMMANDS:
         return parse_options(COMMANDS[name], rest, f"raydali {name}")
-    if len(given) >= words and not given[words - 1].startswith("-"):
+    if len(words) >= count and not words[count - 1].startswith("-"):
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.6)
         instead = f"try raydali {near[0]}" if near else "raydali --help lists all"
         raise UsageError(f"raydali has no command {name}: {instead}")
     with one_sentence("raydali"):
-        return _commands().cli(prog="raydali", description=DESCRIPTION, args=given, config=style)
+        return _commands().cli(prog="raydali", description=DESCRIPTION, args=words, config=style)
 
 
 def _print_json(run: Callable[[Any], object], options: Any) -> None:  # noqa: ANN401 (the dataclass of a command)

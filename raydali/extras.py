@@ -21,8 +21,8 @@ def require_extra(extra: str, module: str, purpose: str) -> None:
     """
     if find_spec(module) is None:
         # Not raydali[extra], since raydali is in no registry from which pip could install it.
-        required = [each for each in requires("raydali") or [] if re.search(rf"extra == .{extra}\b", each)]
-        names = " ".join(re.split(r"[^\w.-]", each)[0] for each in required)
+        required = [line for line in requires("raydali") or [] if re.search(rf"extra == .{extra}\b", line)]
+        names = " ".join(re.split(r"[^\w.-]", line)[0] for line in required)
         raise UsageError(f"{purpose} need the module {module}, which is not installed: pip install {names}")
 
 

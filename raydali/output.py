@@ -168,16 +168,16 @@ def parse_options(options: type[Options], args: Sequence[str], prog: str, defaul
         UsageError: an argument is none of the options, and the nearest of them are named; or a value is none of an
             option's.
     """
-    names = [f"--{each.name.replace('_', '-')}" for each in fields(options)]  # type: ignore[arg-type]
+    names = [f"--{option.name.replace('_', '-')}" for option in fields(options)]  # type: ignore[arg-type]
     of_tyro: dict[str, Any] = {} if default is None else {"default": default}
     style = (tyro.conf.DisallowNone,)
     try:
         with one_sentence(prog):
             parsed, stray = tyro.cli(options, prog=prog, args=args, config=style, return_unknown_args=True, **of_tyro)
     except UsageError:
-        known = {"--help", *names, *(f"--no-{name[2:]}" for name in names)}
-        given = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--"))
-        stray = [word for word in given if word not in known]
+        allowed = {"--help", *names, *(f"--no-{name[2:]}" for name in names)}
+        named = (word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--"))
+        stray = [word for word in named if word not in allowed]
         if not stray:
             raise
     if not stray:
@@ -197,8 +197,8 @@ def one_sentence(prog: str) -> Iterator[None]:
     try:
         with redirect_stderr(box):
             yield
-    except SystemExit as left:
-        if not left.code:
+    except SystemExit as stopped:
+        if not stopped.code:
             raise
         raise UsageError(_sentence(box.getvalue(), prog)) from None
 

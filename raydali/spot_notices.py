@@ -1,4 +1,4 @@
-"""Drain this machine's Ray node when its cloud announces that it takes the machine away.
+"""Drains this machine's Ray node when its cloud announces that it takes the machine away.
 
 Ray Train learns of a preemption only from Ray, as a drain of the node, and nothing in Ray 2.60 reads the notices of
 AWS and Google Cloud. The files for `ray up` start this on each machine: `python -m raydali.spot_notices aws`, or `gcp`.
