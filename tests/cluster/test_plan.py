@@ -32,7 +32,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, str], tmp_path: Path) -> None:
     storage, options = tmp_path / "runs", ("--epochs", "40", "--validate-every", "4", "--price", "3.6")
-    before = {"config.json": b"{}"}
+    before = {"config.json": b'{"form": 1}'}
     (storage / "mine").mkdir(parents=True)
     (storage / "mine/config.json").write_bytes(before["config.json"])
     result = plan(

@@ -76,7 +76,7 @@ def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_resume_keeps_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / CONFIG).write_text(json.dumps({"batch_size": 72}))
+    (tmp_path / "mine" / CONFIG).write_text(json.dumps({"form": FORM, "batch_size": 72}))
     gpu = Gpu()
     assert found(gpu, tmp_path, monkeypatch, name="mine") == 72 and gpu.tried == []
 
