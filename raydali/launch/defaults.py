@@ -105,7 +105,7 @@ def defaults_of(config: type[LaunchOptions]) -> dict[str, Any]:
 
 
 def open_options(options: LaunchOptions, *names: str) -> list[str]:
-    """Return those of these options that the job has, and that have no value yet."""
+    """Return which of these options the job has without a value yet."""
     return [name for name in names if getattr(options, name, False) is None]
 
 
@@ -125,9 +125,9 @@ def _known_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts)
 
 def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose the inputs that the starting weights were trained with, else the usual ones of the job's models."""
-    known, values = _known_inputs(options, kept, facts), dict[str, Any]()
+    candidates, values = _known_inputs(options, kept, facts), dict[str, Any]()
     for name in open_options(options, *MODEL_INPUTS):
-        value = next(each[name] for each in known if each.get(name) is not None)
+        value = next(inputs[name] for inputs in candidates if inputs.get(name) is not None)
         values[name] = tuple(value) if isinstance(value, list) else value
     return values
 
@@ -137,7 +137,8 @@ def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) 
     if not open_options(options, "resize_size"):
         return {}
     size = validation_size(vars(options))
-    sizes = (each.get("resize_size") for each in _known_inputs(options, kept, facts) if validation_size(each) == size)
+    candidates = _known_inputs(options, kept, facts)
+    sizes = (inputs.get("resize_size") for inputs in candidates if validation_size(inputs) == size)
     return {"resize_size": next(filter(None, sizes), None) or default_resize_size(size or 0)}
 
 
@@ -209,17 +210,17 @@ def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dic
     if facts.device is None or not open_options(options, *HARDWARE_OPTIONS):
         return {}
     on_gpu = facts.device == "cuda"
-    given = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
-    compiled, fused = given.get("compile"), given.get("fused")
+    hardware = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
+    compiled, fused = hardware.get("compile"), hardware.get("fused")
     if compiled is None:
         pays = options.stream(facts.samples).steps >= COMPILE_PAYS_FROM
         compiled = on_gpu and (pays or fused is True)
     values = {
-        "precision": given.get("precision") or fastest_precision(facts.device, bf16=facts.bf16),
+        "precision": hardware.get("precision") or fastest_precision(facts.device, bf16=facts.bf16),
         "compile": compiled,
         "fused": on_gpu and compiled and (getattr(options, "cuda_graph", True) if fused is None else fused),
     }
-    return {name: values[name] for name in given}
+    return {name: values[name] for name in hardware}
 
 
 def amplification(stream: Stream, options: LaunchOptions, facts: Facts) -> float:

@@ -1,4 +1,4 @@
-"""A job: what its file says of its data, its network and its evaluation, once, for training and for every command.
+"""Defines jobs: a file says once, for training and for every command, what the data, network and evaluation are.
 
     options --> open_data --> train, in every worker: the run
                     |            | build_model, network, the pipelines, evaluate

@@ -56,7 +56,7 @@ class OptimizerOptions(ScheduleOptions):
     nesterov: bool = True
     """Nesterov's momentum; sgd and muon only."""
     no_decay: Literal["norms", "norms-and-biases", "none"] = "norms-and-biases"
-    """Parameters without weight decay: norms (those of normalisation layers), norms-and-biases (all with one
+    """Parameters without weight decay: norms (in normalisation layers), norms-and-biases (all with one
     dimension), or none."""
 
     changes_groups: ClassVar[tuple[str, ...]] = ("optimizer", "no_decay")

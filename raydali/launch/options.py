@@ -310,10 +310,10 @@ def _bounds_of(options: type) -> dict[str, Bounds]:
     """Return the bounds of options by name; a class that declares an option again need not repeat its bounds."""
     declared = [pair for base in reversed(options.__mro__) for pair in get_annotations(base).items()]
     return {
-        name: each
+        name: bounds
         for name, annotation in declared
-        for each in getattr(annotation, "__metadata__", ())
-        if isinstance(each, Bounds)
+        for bounds in getattr(annotation, "__metadata__", ())
+        if isinstance(bounds, Bounds)
     }
 
 

@@ -62,7 +62,7 @@ def main(*arguments: str) -> None:
         path, program = os.environ[OWN_SERVER], _set_up(arguments)
     else:
         path, *program = arguments
-        raylet = [each.partition("=")[2] for each in program if each.startswith("--raylet-name=")]
+        raylet = [argument.partition("=")[2] for argument in program if argument.startswith("--raylet-name=")]
         if raylet:
             path = f"{raylet[0]}-{_identity(path)}"
     if not program:
@@ -92,7 +92,7 @@ def _set_up(arguments: tuple[str, ...]) -> list[str]:
     Ray's own program for this imports Ray for a second. It runs in place of this process if the job has another runtime
     environment than the driver gives it.
     """
-    described = next((each.removeprefix(CONTEXT) for each in arguments if each.startswith(CONTEXT)), "{}")
+    described = next((argument.removeprefix(CONTEXT) for argument in arguments if argument.startswith(CONTEXT)), "{}")
     context = {name: value for name, value in json.loads(described).items() if value}
     python, variables = context.pop("py_executable", sys.executable), context.pop("env_vars", {})
     if context or python != sys.executable:
@@ -100,21 +100,21 @@ def _set_up(arguments: tuple[str, ...]) -> list[str]:
         os.execv(sys.executable, [sys.executable, str(of_ray), *arguments])
     for name, value in variables.items():
         os.environ[name] = os.path.expandvars(value)
-    return [each for each in arguments if not each.startswith((CONTEXT, LANGUAGE))]
+    return [argument for argument in arguments if not argument.startswith((CONTEXT, LANGUAGE))]
 
 
 def _python_path() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
 
 
 def _identity(shared: str) -> str:
     """Return a name of the server for jobs with these packages, this file, and what they have in common besides."""
     packages = sysconfig.get_path("purelib")
-    names = {each.partition(".")[0] for each in MODULES}
+    names = {module.partition(".")[0] for module in MODULES}
     own = [path for path in _python_path() if any(Path(path, name).exists() for name in names)]
     # The time of the folder itself also changes when Python first writes bytecode there.
-    found = [each for folder in (packages, *own) for each in Path(folder).iterdir() if each.name != "__pycache__"]
-    installed = sorted((str(each), each.suffix == ".dist-info" and each.stat().st_mtime_ns) for each in found)
+    entries = [entry for folder in (packages, *own) for entry in Path(folder).iterdir() if entry.name != "__pycache__"]
+    installed = sorted((str(entry), entry.suffix == ".dist-info" and entry.stat().st_mtime_ns) for entry in entries)
     return _hash([shared, sys.executable, own, installed, Path(__file__).read_text()])
 
 
@@ -221,7 +221,7 @@ def _fork(connection: socket.socket) -> list[str]:
         os.environ.clear()
         os.environ.update(environment)
         if (now := _python_path()) != before:
-            sys.path[:] = [*now, *(each for each in sys.path if each not in before)]
+            sys.path[:] = [*now, *(entry for entry in sys.path if entry not in before)]
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # others seed themselves
         try:

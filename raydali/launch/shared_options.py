@@ -31,7 +31,7 @@ class StartingWeightsOptions(TrainingOptions):
     .safetensors); or the folder of a run. Default: random weights."""
     freeze: str | None = None
     """Regular expression: parameters whose names it matches from their beginning are not trained. `(?!fc)` matches all
-    but those of a layer fc."""
+    but the parameters of a layer fc."""
     new_layers: str | None = None
     """Regular expression: layers whose names it matches from their beginning need not be in --weights, and begin at
     random. Default: weights that lack a layer besides the head are refused."""
@@ -67,10 +67,10 @@ class WeightsOptions(FineTuningOptions):
 
     model: str
     mean: tuple[float, float, float] | None = None
-    """Mean of each channel that normalises images, in 0..1. Default: that of --weights, or ImageNet's (of videos:
+    """Mean of each channel that normalises images, in 0..1. Default: from --weights, or ImageNet's (of videos:
     Kinetics')."""
     std: tuple[float, float, float] | None = None
-    """Standard deviation of each channel that normalises images. Default: that of --weights, or ImageNet's (of videos:
+    """Standard deviation of each channel that normalises images. Default: from --weights, or ImageNet's (of videos:
     Kinetics')."""
 
     def __post_init__(self) -> None:
@@ -89,16 +89,16 @@ class AugmentationOptions(WeightsOptions, ImageOptions):
 
     image_size: int | str | None = None
     """Height and width of the model's images, in pixels. Or FIRST:LAST@EPOCH-EPOCH: 160:192@65-76 trains on 160 pixels
-    until epoch 65, and then on larger images up to 192 from epoch 76 on. Default: those of --weights, or 224."""
+    until epoch 65, and then on larger images up to 192 from epoch 76 on. Default: from --weights, or 224."""
     val_image_size: Annotated[int | None, AT_LEAST_1] = None
     """Height and width of validation images, in pixels. Default: the last --image-size."""
     resize_size: int | None = None
-    """Validation: length of the shorter side before the centre crop, in pixels. Default: that of --weights, or 8/7 of
+    """Validation: length of the shorter side before the centre crop, in pixels. Default: from --weights, or 8/7 of
     the size of validation images."""
     tta: Literal["none", "flip"] = "none"
     """flip: validate by the mean output of each image and its mirror image."""
     interpolation: Interpolation | None = None
-    """Filter that resizes images: bilinear or bicubic. Default: that of --weights, or bilinear."""
+    """Filter that resizes images: bilinear or bicubic. Default: from --weights, or bilinear."""
     augment: str = "none"
     """Policy: none, trivial, rand:MAGNITUDE,OPERATIONS, auto, three, augmix, jitter:STRENGTH[,HUE], grey:P, blur:P,
     shift:PIXELS, or timm's such as rand-m7-mstd0.5-inc1; several are joined by +."""

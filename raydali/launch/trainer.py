@@ -100,7 +100,7 @@ def fit(
     os.environ[START_TIMEOUT] = str(placement_timeout)
     _import_ray_train(training)
     import ray
-    from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train's are typed as those of the first version
+    from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train has the types of the first version
 
     from raydali.launch.worker.process_group import Trainer, WorkerProcesses
     from raydali.launch.worker.ray_session import run_worker
@@ -121,7 +121,7 @@ def fit(
             ),
         ).fit()
     except Exception as error:
-        remove_places()  # Ray Train keeps those of a group whose process group was not set up
+        remove_places()  # Ray Train keeps the places of a group whose process group was not set up
         return end_of(error)
     return "finished"
 
@@ -149,15 +149,15 @@ def end_of(error: Exception) -> GroupEnd:
         return Failure(ranks=[], killed=[], error=error_line(cause), starting=True)
     errors = error.worker_failures
     # Ray Train wraps the error of a worker, and the death of a process.
-    causes = [getattr(each, "_base_exc", each) for each in errors.values()]
+    causes = [getattr(failure, "_base_exc", failure) for failure in errors.values()]
     notices = {cause.notice for cause in causes if isinstance(cause, Interrupted)}
     if {"stop", "resize"} & notices:
         return "left"
     ranks, killed = sorted(errors), sorted(rank for rank in errors if hasattr(errors[rank], "health_check_failure"))
     if notices:
         return Preemption(ranks=ranks, killed=killed, error="left after a checkpoint")
-    lines = "; ".join(sorted({error_line(each) for each in errors.values()} - {""})) or error_line(error)
-    is_preempted = any(getattr(getattr(each, "health_check_failure", each), "preempted", False) for each in causes)
+    lines = "; ".join(sorted({error_line(failure) for failure in errors.values()} - {""})) or error_line(error)
+    is_preempted = any(getattr(getattr(cause, "health_check_failure", cause), "preempted", False) for cause in causes)
     return (Preemption if is_preempted else Failure)(ranks=ranks, killed=killed, error=lines)
 
 

@@ -46,13 +46,13 @@ class AutoscalerCapacity:
     def nodes_for(self, workers: int, cpus: int, gpu: bool) -> tuple[dict[str, int], int]:
         """Return the fewest nodes of each group for this number of further workers, and how many they hold."""
         nodes: dict[str, int] = {}
-        held, left = 0, self.more
+        held, addable = 0, self.more
         for group in sorted(self.groups, key=lambda group: -group.fitting(cpus, gpu)):
-            each = group.fitting(cpus, gpu)
-            number = min(group.more, left, ceil((workers - held) / each)) if each and workers > held else 0
+            per_node = group.fitting(cpus, gpu)
+            number = min(group.more, addable, ceil((workers - held) / per_node)) if per_node and workers > held else 0
             if number > 0:
                 nodes[group.name] = number
-                held, left = held + number * each, left - number
+                held, addable = held + number * per_node, addable - number
         return nodes, held
 
     def fitting(self, cpus: int, gpu: bool) -> int:
@@ -62,8 +62,8 @@ class AutoscalerCapacity:
     @property
     def gpus(self) -> int:
         """GPUs of the `more` nodes that have most of them."""
-        each = sorted((group.gpus for group in self.groups for _ in range(group.more)), reverse=True)
-        return int(sum(each[: self.more]))
+        gpus = sorted((group.gpus for group in self.groups for _ in range(group.more)), reverse=True)
+        return int(sum(gpus[: self.more]))
 
     def __str__(self) -> str:
         if not self.known:
@@ -97,9 +97,9 @@ def growth_of(config: Mapping[str, Any] | None, present: Mapping[str, int]) -> A
     more = max(0, int(config.get("max_workers", 0)) - workers)
     groups = []
     for name, kind in config.get("available_node_types", {}).items():
-        left = min(more, int(kind.get("max_workers", more)) - present.get(name, 0))
-        if name != head and left > 0:
-            groups.append(Group(name, *_shape(kind.get("resources") or {}), left))
+        addable = min(more, int(kind.get("max_workers", more)) - present.get(name, 0))
+        if name != head and addable > 0:
+            groups.append(Group(name, *_shape(kind.get("resources") or {}), addable))
     return AutoscalerCapacity(tuple(groups), min(more, sum(group.more for group in groups)))
 
 

@@ -55,7 +55,7 @@ def parse(
 
     Args:
         config: a dataclass; its fields are the options.
-        args: the command line. Default: that of this process.
+        args: the command line. Default: the command line of this process.
         prog: what the user has typed before it.
         demo: the defaults if `--data` is not given, for a job with built-in data; the field `data` is then None.
         fine_tuning: the defaults if `--data` and `--weights` are given.
@@ -80,7 +80,7 @@ def parse(
         try:
             parsed = parse_options(config, args, prog, config(**settings))
         except UsageError as error:
-            raise UsageError(f"{error} (options that are not given are those of --recipe {recipe})") from None
+            raise UsageError(f"{error} (--recipe {recipe} sets the options that are not given)") from None
         demo = fine_tuning = None
     else:
         parsed = parse_options(config, args, prog)
@@ -103,8 +103,8 @@ def _given_recipe(args: Sequence[str]) -> str | None:
 def _show_help(config: type, command: str) -> None:
     """Print the first options of a job's dataclass, and those that no class of raydali has; raises SystemExit."""
     bases = (base for base in config.__mro__ if base.__module__.startswith("raydali."))
-    shared = {*chain(*FIRST_OPTIONS.values()), *(each.name for base in bases for each in fields(base))}
-    own = [each.name for each in fields(config) if each.name not in shared]
+    shared = {*chain(*FIRST_OPTIONS.values()), *(option.name for base in bases for option in fields(base))}
+    own = [option.name for option in fields(config) if option.name not in shared]
     groups = [(name, _only(config, names)) for name, names in {**FIRST_OPTIONS, "job": own}.items()]
     options = make_dataclass("Options", [group for group in groups if fields(group[1])])
     about = f"{config.__doc__}\n{command} --help-all shows all options."
@@ -120,23 +120,23 @@ def _only(config: Any, names: Iterable[str]) -> Any:  # noqa: ANN401 (a dataclas
 
 def run_job(job: Job[Any]) -> None:
     """Be the command of a job: parse its options, open its data, and train; see `run_main`."""
-    told = json.loads(os.environ.pop(PLAN, "null"))
-    if told is not None:  # a run's start has no `raydali plan` before it
-        start_clock.begin(told.pop("since"))
+    plan_options = json.loads(os.environ.pop(PLAN, "null"))
+    if plan_options is not None:  # a run's start has no `raydali plan` before it
+        start_clock.begin(plan_options.pop("since"))
 
     def main() -> None:
         args = _without_auto(sys.argv[1:])
-        given = parse(job.config, args, demo=job.demo, fine_tuning=job.fine_tuning)
+        options = parse(job.config, args, demo=job.demo, fine_tuning=job.fine_tuning)
         if len(args) < len(sys.argv[1:]):
             from raydali.launch.driver.plan import with_largest_batch
 
-            given = with_largest_batch(job, given)
-        if told is None:
-            launch(job, given, Console())
+            options = with_largest_batch(job, options)
+        if plan_options is None:
+            launch(job, options, Console())
             return
         from raydali.launch.driver.plan import plan
 
-        plan(job, given, **told)
+        plan(job, options, **plan_options)
 
     run_main(main)
 
@@ -144,7 +144,7 @@ def run_job(job: Job[Any]) -> None:
 def _without_auto(args: list[str]) -> list[str]:
     """Return the command line without `--batch-size auto`: the largest size is then found before the run begins."""
     names = "--batch-size", "--batch_size"
-    kept = [each for each in args if each not in (f"{name}=auto" for name in names)]
+    kept = [argument for argument in args if argument not in (f"{name}=auto" for name in names)]
     at = next((at for at, pair in enumerate(pairwise(kept)) if pair[0] in names and pair[1] == "auto"), None)
     return kept if at is None else kept[:at] + kept[at + 2 :]
 

@@ -1,4 +1,4 @@
-"""How workers, and runs, have ended: one line instead of 600 characters of Ray, or the error of the run."""
+"""Describes how workers, and runs, have ended: in one line instead of 600 characters of Ray."""
 
 import re
 import traceback
@@ -62,7 +62,7 @@ def _cause(node: str, pid: int, error: str) -> str:
     if node == ray.get_runtime_context().get_node_id():
         return cause_here(pid)
     (answer,) = call_on_nodes(cause_here, [(node, (pid,))], POLL_SECONDS)
-    # Ray notices the death of a node later than that of its processes.
+    # Ray notices the death of a node later than the death of its processes.
     return "their node does not answer" if isinstance(answer, Exception) else answer
 
 
@@ -71,8 +71,8 @@ def cause_here(pid: int) -> str:
     context = ray.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     for log in logs.glob(f"worker-*-{pid}.err"):
-        if found := _CRASH.search(log.read_text(errors="replace")):
-            return f"it crashed: {found[1] or found[2]}"
+        if crash := _CRASH.search(log.read_text(errors="replace")):
+            return f"it crashed: {crash[1] or crash[2]}"
     text = "its log names no cause, as after SIGKILL by a person or a program"
     with suppress(OSError):
         if "\noom_kill 0\n" in Path("/proc/vmstat").read_text():
@@ -98,7 +98,7 @@ def driver_error(error: Exception, folder: RunFolder) -> TrainingError:
         what = f"Ray failed on the driver's node ({text})"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        frame = [each for each in frames if Path(each.filename).is_relative_to(_PACKAGE)][-1]
+        frame = [entry for entry in frames if Path(entry.filename).is_relative_to(_PACKAGE)][-1]
         what = f"the driver failed ({text}, {Path(frame.filename).name}:{frame.lineno})"
     return TrainingError(f"{what}: the same command with --name {folder.name} resumes the run")
 

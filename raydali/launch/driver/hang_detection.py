@@ -98,4 +98,4 @@ def kill_process(pid: int, started: int | None) -> None:
 
 def kill(stuck: Sequence[StuckRank], timeout: float = 10) -> None:
     """Send SIGKILL to these processes, each from its own node; if a node does not answer, that is left to Ray."""
-    call_on_nodes(kill_process, [(each.node_id, (each.pid, each.started)) for each in stuck], timeout)
+    call_on_nodes(kill_process, [(rank.node_id, (rank.pid, rank.started)) for rank in stuck], timeout)

@@ -68,7 +68,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
         short_seconds: see `launch.worker.session.Session`.
 
     Raises:
-        UsageError: the options cannot be used, or differ from those of the earlier run of that name.
+        UsageError: the options cannot be used, or differ from what the earlier run of that name had.
         StartError: Ray did not start on this machine.
         TrainingError: workers failed more often than `max_failures`, or in a way that would recur.
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.

@@ -304,7 +304,7 @@ class Driver:
             self._take(message, arrived)
 
     def _take(self, message: messages.Message, arrived: float) -> None:
-        """Pass a message on by its type, and show and record it; ignore those of groups that have ended."""
+        """Pass a message on by its type, and show and record it; ignore messages of groups that have ended."""
         if self._group is not None:
             if isinstance(message, messages.WorkerMessage) and message.group != self._group.number:
                 return
@@ -370,7 +370,7 @@ class Driver:
             group.is_late = True
             trainer.remove_places()
         elif stuck := group.watch.stuck():
-            group.hung |= {(each.node_id, each.pid) for each in stuck}
+            group.hung |= {(rank.node_id, rank.pid) for rank in stuck}
             hang_detection.kill(stuck)
             self._take(events.Hang(starting=not group.is_training, ranks=stuck), time.time())
 

@@ -1,4 +1,4 @@
-"""Options that do not fit together, or not the cluster: an error for what cannot be used, a warning for the rest."""
+"""Checks that options fit together and fit the cluster: an error for what cannot be used, a warning for the rest."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -112,7 +112,7 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
     stream = options.stream(samples)
     if not stream.shuffle_block or labels is None:
         return ""
-    given, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
+    option, mixing = f"--shuffle-block {stream.shuffle_block}", ClassMixing.of(labels, stream)
     if mixing.is_enough and (stream.shuffle_apart or is_useful(stream)):  # blocks apart are read together
         return ""
     fitted = replace(stream, shuffle_window=fitting_window(labels, stream))
@@ -123,11 +123,11 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
         remedy = f"--shuffle-block {block}" if block else "no --shuffle-block"
     if not mixing.is_enough:
         return (
-            f"with {given}, a global batch has samples of {mixing.in_blocks} classes (median) instead of "
+            f"with {option}, a global batch has samples of {mixing.in_blocks} classes (median) instead of "
             f"{mixing.in_full}: give another --name and {remedy}"
         )
     return (
-        f"{given} keeps no neighbours together, since {mixing.in_full} classes in a global batch need blocks from "
+        f"{option} keeps no neighbours together, since {mixing.in_full} classes in a global batch need blocks from "
         f"everywhere: try {remedy}"
     )
 

@@ -37,7 +37,7 @@ class OwnNode(Node):
     def __init__(self, folder: str, cpus: int, seconds: float, warn: Callable[[str], None]) -> None:
         self._seconds, self._warn = seconds, warn
         *ports, self._agent_port = free_ports(len(_PORTS) + 1)
-        given: dict[str, Any] = dict(zip(_PORTS, ports, strict=True))
+        port_options: dict[str, Any] = dict(zip(_PORTS, ports, strict=True))
         params = RayParams(
             num_cpus=cpus,
             temp_dir=folder,
@@ -46,7 +46,7 @@ class OwnNode(Node):
             include_log_monitor=False,  # type: ignore[arg-type]  # of Ray
             setup_worker_path=process_server.__file__,
             dashboard_agent_listen_port=self._agent_port,
-            **given,
+            **port_options,
         )
         super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
 
@@ -100,11 +100,11 @@ def _listens(host: str, port: int) -> bool:
 def free_ports(number: int) -> list[int]:
     """Return ports that nobody listens on, below those that the kernel assigns."""
     with ExitStack() as stack:
-        found = set[int]()
+        free = set[int]()
         for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
             with suppress(OSError):
                 stack.enter_context(socket.create_server(("0.0.0.0", port)))
-                found.add(port)
-            if len(found) == number:
-                return [*found]
+                free.add(port)
+            if len(free) == number:
+                return [*free]
     raise OSError("no ports from 20000 to 32767 are free")

@@ -75,9 +75,9 @@ def _share(cluster: Cluster, workers: int, gpu: bool) -> int:
 
 def _what_would_fit(asked: Placement, cluster: Cluster) -> str:
     """Describe the nearest requests that would fit: fewer workers, fewer CPUs each, or both."""
-    found = list(_nearest(asked, cluster))
-    if found:
-        return f"{' or '.join(found)} would fit"
+    requests = list(_nearest(asked, cluster))
+    if requests:
+        return f"{' or '.join(requests)} would fit"
     return "give --no-gpu" if asked.gpu and cluster.reachable(1, gpu=False) else "add nodes"
 
 

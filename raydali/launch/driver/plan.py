@@ -51,23 +51,23 @@ class _QuietConsole(Console):
 
 
 def plan(
-    job: Job[Any], given: LaunchOptions, *, seconds: float, gpus: int, bandwidth: float | None, json: str | None
+    job: Job[Any], options: LaunchOptions, *, seconds: float, gpus: int, bandwidth: float | None, json: str | None
 ) -> None:
     """Plan a run with these options of the job; print the table, and write the file of `--json`.
 
-    The other arguments are the options of `raydali plan`; the errors are those of `launch`.
+    The other arguments are the options of `raydali plan`; for the errors see `launch`.
     """
     with redirect_stdout(sys.stderr) if json == "-" else nullcontext():
-        found = _planned(job, given, seconds, gpus, bandwidth)
-        _show(found)
+        forecast = _planned(job, options, seconds, gpus, bandwidth)
+        _show(forecast)
     if json == "-":
-        print(dumps(found, indent=2))
+        print(dumps(forecast, indent=2))
     elif json is not None:
-        write_json(found, json)
+        write_json(forecast, json)
 
 
 def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
-    """Return the options with the largest `batch_size` that fits into the GPUs, or with that of the run, if it exists.
+    """Return the options with the largest `batch_size` that fits into the GPUs, or with the run's own, if it exists.
 
     A short run measures the memory at the given size, or at smaller ones if that does not fit; a second one proves the
     size that was found.
@@ -102,32 +102,34 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
 
 
 @contextmanager
-def _short_run(job: Job[Any], given: LaunchOptions, seconds: float, **options: Any) -> Iterator[RunFolder]:
-    """Run a job with other `options` for a short time; yield the folder of the run, which is removed at the end.
+def _short_run(job: Job[Any], options: LaunchOptions, seconds: float, **changes: Any) -> Iterator[RunFolder]:
+    """Run a job for a short time, with `changes` of its options; yield the folder of the run, which is removed then.
 
     Raises:
         UsageError: the job does not train by raydali's loop; and see `launch`.
     """
-    if not isinstance(given, TrainingOptions):
+    if not isinstance(options, TrainingOptions):
         raise UsageError(f"{job.name} has a training loop of its own, of which raydali cannot run a part")
-    folder = RunFolder(given.storage, f"plan-{secrets.token_hex(4)}")
+    folder = RunFolder(options.storage, f"plan-{secrets.token_hex(4)}")
     try:
-        launch(job, replace(given, name=folder.name, **WHOLE_RUN, **options), _QuietConsole(), seconds)
+        launch(job, replace(options, name=folder.name, **WHOLE_RUN, **changes), _QuietConsole(), seconds)
         yield folder
     finally:
         with suppress(OSError):
             folder.remove_folder("")
 
 
-def _planned(job: Job[Any], given: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None) -> dict[str, Any]:
-    print(f"training for {seconds:g} s in a folder of its own in {given.storage}", flush=True)
-    with _short_run(job, given, seconds) as folder:
+def _planned(
+    job: Job[Any], options: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None
+) -> dict[str, Any]:
+    print(f"training for {seconds:g} s in a folder of its own in {options.storage}", flush=True)
+    with _short_run(job, options, seconds) as folder:
         (group,) = folder.read_json(LEDGER)["groups"]
         if not compiled_anew(folder.read_json(CONFIG), group["phases"]):
-            return _found(folder, given, gpus, bandwidth, group["waited"])
+            return _forecast(folder, options, gpus, bandwidth, group["waited"])
     print("training once more: a run that starts now finds the code that was compiled", flush=True)
-    with _short_run(job, given, seconds) as folder:  # this one has waited since the driver began, for the first, too
-        return _found(folder, given, gpus, bandwidth, group["waited"])
+    with _short_run(job, options, seconds) as folder:  # this one has waited since the driver began, for the first, too
+        return _forecast(folder, options, gpus, bandwidth, group["waited"])
 
 
 def compiled_anew(settings: Mapping[str, Any], phases: Mapping[str, float]) -> bool:
@@ -135,55 +137,55 @@ def compiled_anew(settings: Mapping[str, Any], phases: Mapping[str, float]) -> b
     return bool(settings.get("compile")) and phases.get("compile", 0.0) > COMPILED_SECONDS
 
 
-def _found(
-    folder: RunFolder, given: LaunchOptions, gpus: int, bandwidth: float | None, waited: float
+def _forecast(
+    folder: RunFolder, options: LaunchOptions, gpus: int, bandwidth: float | None, waited: float
 ) -> dict[str, Any]:
     ended, records, settings = time.time(), folder.rows(EPOCHS), folder.read_json(CONFIG)
     (group,) = folder.read_json(LEDGER)["groups"]
     events = folder.rows(EVENTS)
-    closed = sum(each["seconds"] + ((each["validation"] or {}).get("seconds") or 0.0) for each in records)
+    closed = sum(record["seconds"] + ((record["validation"] or {}).get("seconds") or 0.0) for record in records)
     begun, trained = group["joules_begun"], group["released"] - group["begun"]
     step = newest_step(folder) or 0
     sizes = {name: sum(info.size or 0 for info in folder.infos(name)) for name in (name_of(step), "best")}
-    costs = next((each["costs"] for each in events if each["event"] == "sizes"), ())
+    costs = next((event["costs"] for event in events if event["event"] == "sizes"), ())
     measured = Measured(records, settings["batch_size"], settings["checkpoint_every"], costs)
     run = Forecast(
         **{name: settings[name] for name in ("samples", "epochs", "batch_size", "checkpoint_every")},
-        validations=sum(map(given.validates, range(given.epochs))),
+        validations=sum(map(options.validates, range(options.epochs))),
         measured=measured,
         before_placement=waited,
         starting=group["begun"] - group["placed"],
         ending=max(0.0, group["released"] - group["begun"] - closed - group["measured"]) + ended - events[-1]["time"],
         starting_joules=begun,
         watts=None if None in (begun, group["joules"]) else (group["joules"] - begun) / trained,
-        price=given.price,
+        price=options.price,
         weights_bytes=sizes["best"],
         bandwidth=None if bandwidth is None else bandwidth * 1e9,
     )
     workers, batch = group["workers"], settings["global_batch_size"]
     others = [number for number in GPUS if number <= gpus and measured.on_gpus]
-    # A global batch that was not given is that of the largest number of workers.
-    batches = {each: batch if given.global_batch_size else batch * each // workers for each in {workers, *others}}
-    rows = {each: run.row(each, of) for each, of in sorted(batches.items()) if each * settings["batch_size"] <= of}
+    # A global batch that was not given grows with the number of workers.
+    batches = {count: batch if options.global_batch_size else batch * count // workers for count in {workers, *others}}
+    rows = {count: run.row(count, of) for count, of in sorted(batches.items()) if count * settings["batch_size"] <= of}
     kept = 3 + (settings["epochs"] // settings["keep_epochs"] if settings["keep_epochs"] else 0)
-    found, seconds = rows[workers], run.costs(batch)
-    cause = max(seconds, key=lambda each: seconds[each])
+    row, seconds = rows[workers], run.costs(batch)
+    cause = max(seconds, key=lambda name: seconds[name])
     verdict = measured.typical["verdict"]
     return {
-        **{name: value for name, value in found.items() if name not in ("gpus", "estimated", "bandwidth")},
+        **{name: value for name, value in row.items() if name not in ("gpus", "estimated", "bandwidth")},
         "memory_bytes": measured.memory_bytes,
         "memory_total_bytes": measured.memory_total_bytes,
         "largest_batch_size": measured.largest_batch_size,
         "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
         "bottleneck": {
             "cause": cause,
-            "share": round(seconds[cause] / (settings["epochs"] * found["epoch_seconds"]), 4),
+            "share": round(seconds[cause] / (settings["epochs"] * row["epoch_seconds"]), 4),
             "seconds": round(seconds[cause], 1),
         },
         "verdict": None if (verdict or "").partition(":")[0] in OF_LENGTH else verdict,
         "gpus": [*rows.values()],
         "measured": {
-            "steps": sum(each["ranks"][0]["steps"] for each in records),
+            "steps": sum(record["ranks"][0]["steps"] for record in records),
             "start_seconds": round(run.before_placement + run.starting + measured.start_extra_seconds, 3),
             "step_seconds": round(measured.step, 6),
             "exchange_seconds": round(measured.exchange, 6),
@@ -194,9 +196,9 @@ def _found(
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(forecast: dict[str, Any]) -> None:
     rows = []
-    for row in found["gpus"]:
+    for row in forecast["gpus"]:
         what = plural(row["gpus"], "GPU") if row["gpus"] else f"{plural(row['workers'], 'worker')} on CPUs"
         assumed = f", at {row['bandwidth'] / 1e9:g} GB/s" if row["bandwidth"] else ""
         rows.append(
@@ -212,12 +214,12 @@ def _show(found: dict[str, Any]) -> None:
             )
         )
     show("", ("on", "global batch", "the run", "an epoch", "images/s", "goodput", "kWh", "cost"), rows)
-    fits = found["largest_batch_size"]
-    print(f"memory of a worker: {found['memory_bytes'] / 2**30:.2f} GiB", end="")
+    fits = forecast["largest_batch_size"]
+    print(f"memory of a worker: {forecast['memory_bytes'] / 2**30:.2f} GiB", end="")
     print(f"; the largest --batch-size that fits: about {fits}" if fits else "")
-    print(f"disk for checkpoints: {found['disk_bytes'] / 1e9:.3g} GB")
-    bottleneck = found["bottleneck"]
+    print(f"disk for checkpoints: {forecast['disk_bytes'] / 1e9:.3g} GB")
+    bottleneck = forecast["bottleneck"]
     saved = duration(bottleneck["seconds"])
     print(f"largest cost besides the steps: {bottleneck['cause']}, {bottleneck['share']:.0%} of an epoch: {saved}")
-    if found["verdict"]:
-        print(found["verdict"])
+    if forecast["verdict"]:
+        print(forecast["verdict"])

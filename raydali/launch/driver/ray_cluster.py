@@ -101,8 +101,8 @@ def answering_ray() -> Iterator[None]:
 
     address = os.environ["RAY_ADDRESS"]
     try:
-        found = address if "://" in address else f"ray://{canonicalize_bootstrap_address(address)}"
-        place = urlsplit(found)
+        uri = address if "://" in address else f"ray://{canonicalize_bootstrap_address(address)}"
+        place = urlsplit(uri)
         if place.hostname and place.port:
             socket.create_connection((place.hostname, place.port), ANSWER_SECONDS).close()
         yield

@@ -136,7 +136,7 @@ class RunRecorder:
             self.background.calls.put(self.report.poll)
 
     def finish(self, leaves: Callable[[], bool]) -> None:
-        """Wait until everything is written, for a minute or until the driver leaves. The errors are those of `poll`."""
+        """Wait until everything is written, for a minute or until the driver leaves. For the errors see `poll`."""
         done, until = self.background.done(), time.monotonic() + END_SECONDS
         while not done.wait(0.2):
             if leaves() or time.monotonic() > until:

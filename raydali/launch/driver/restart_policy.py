@@ -108,14 +108,14 @@ class RestartPolicy:
         if error is not None and error.storage:
             return self._outage()
         if error is not None and error.node_fault:
-            at_fault = tuple(sorted({each.node_id for each in errors if each.node_fault}))
+            at_fault = tuple(sorted({other.node_id for other in errors if other.node_fault}))
             if self._can_leave_out(at_fault):
                 return Decision(leave_out=at_fault, cause="node")
             return Decision(stop_reason="the other nodes have no room for the workers")
         self._without_progress += 1
         nodes = {failure.places[rank][0] for rank in failure.killed if rank in failure.places}
         if error is not None:
-            nodes = {each.node_id for each in errors if _text(each) == _text(error) and each.node_id}
+            nodes = {other.node_id for other in errors if _text(other) == _text(error) and other.node_id}
             if why := self._recurs(error, nodes):
                 return Decision(stop_reason=why)
         suspects, self._last_nodes = tuple(nodes & self._last_nodes), nodes

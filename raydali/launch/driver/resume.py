@@ -1,4 +1,4 @@
-"""The earlier starts of a run: whether it is resumed or finished, and which settings have changed."""
+"""Looks at the earlier starts of a run: whether it is resumed or finished, and which settings have changed."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -54,7 +54,7 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
     Args:
         folder: the run's, for the message.
         earlier: the previous start.
-        settings: those of this start.
+        settings: the settings of this start.
         names: the settings that must not change.
 
     Raises:
@@ -63,7 +63,7 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
     if changed := changes(earlier, settings, names):
         words = [_data_words(earlier.settings, settings)] if changed.pop("fingerprint", None) else []
         if changed.pop("weights_sha256", None):
-            was, now = (each.get("weights") or "none" for each in (earlier.settings, settings))
+            was, now = (start.get("weights") or "none" for start in (earlier.settings, settings))
             words.append(f"--weights was {was}, now {now if now != was else 'with other contents'}")
         raise UsageError(
             f"{folder} cannot be resumed with other settings ({'; '.join([*words, *describe_changes(changed)])}): "
@@ -72,7 +72,7 @@ def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str,
 
 
 def changes(earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """Return those of the named settings that have changed, with their old and new values."""
+    """Return the named settings that have changed, with their old and new values."""
     was, now = earlier.settings, _as_json(settings)
     return {name: (was.get(name), now[name]) for name in names if was.get(name) != now[name]}
 
@@ -85,9 +85,9 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 def _data_words(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe both training sets, which differ in names or labels."""
     before, after = (
-        f"{'--data ' + each['data'] if each.get('data') else 'built-in data'} of "
-        f"{plural(each.get('samples') or 0, 'sample')}"
-        for each in (was, now)
+        f"{'--data ' + start['data'] if start.get('data') else 'built-in data'} of "
+        f"{plural(start.get('samples') or 0, 'sample')}"
+        for start in (was, now)
     )
     both = {name: (was.get(name), now.get(name)) for name in SELECTING}
     selection = describe_changes(

@@ -1,4 +1,4 @@
-"""The room for the next worker group: how many workers it has, and what these wait for until they have their places.
+"""Decides how many workers the next group has, and describes what they wait for until they have their places.
 
 A run of MIN:MAX workers uses the resources that other jobs leave free, at a start and every minute.
 """
@@ -101,17 +101,17 @@ class GroupSize:
 
 def describe_waiting(cluster: Cluster, asked: Placement, seconds: float = 0.0) -> str:
     """Describe what the workers have waited for during these seconds; empty if everything is available."""
-    need, each = asked.minimum, (asked.cpus, asked.gpu)
-    have = cluster.fitting_now(*each)
+    need, per_worker = asked.minimum, (asked.cpus, asked.gpu)
+    have = cluster.fitting_now(*per_worker)
     if have >= need:
         unplaced = f"waiting for Ray to place {plural(need, 'worker')} of {asked}: there is room for {have}"
         return unplaced if seconds >= ROOM_SECONDS else ""
     missing = need - have
-    nodes, held = cluster.growth.nodes_for(missing, *each)
+    nodes, held = cluster.growth.nodes_for(missing, *per_worker)
     wanted = [plural(number, f"more {group} node") for group, number in nodes.items()]
     if held < missing:  # the rest is there or nowhere
         place = f"{plural(missing - held, 'place')} for workers of {asked}"
-        if cluster.fitting(*each) > have:
+        if cluster.fitting(*per_worker) > have:
             unit, index = ("GPUs", 1) if asked.gpu else ("CPUs", 0)
             there = sum(shape[index] for shape in cluster.nodes.values())
             held_by_others = there - sum(shape[index] for shape in cluster.free.values())

@@ -1,4 +1,4 @@
-"""The trained weights that a run starts from: the driver reads and matches them, before it starts anything."""
+"""Reads the trained weights that a run starts from, and checks its model, before the driver starts anything."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ SHA256 = "weights_sha256"
 IMPORT_SECONDS = 120
 """Limit of the wait for the nodes' imports; PyTorch from a cold network drive takes a minute."""
 MODEL_SETTINGS = "model", "image_size", "resize_size", "interpolation", "mean", "std"
-"""Settings that model.json repeats; its image_size is that of validation images."""
+"""Settings that model.json repeats; its image_size is the size of validation images."""
 
 
 def read_starting_weights(
@@ -52,8 +52,8 @@ def read_starting_weights(
     from raydali.train.weights.reading import read_weights
 
     run = place_of(options.weights)
-    given = run if Path(run).is_dir() else options.weights
-    weights = read_weights(given, getattr(options, "model", ""), validation_size(vars(options)))
+    source = run if Path(run).is_dir() else options.weights
+    weights = read_weights(source, getattr(options, "model", ""), validation_size(vars(options)))
     return weights.sha256, None if resumes else weights
 
 
@@ -107,7 +107,7 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
     """Check that each node of the cluster can import the module of `--model timm:NAME` or `--model MODULE:FACTORY`.
 
     Args:
-        options: those of the run.
+        options: the options of the run.
         warn: takes the nodes that have not answered in time. They may be lost, or their drives slow.
 
     Raises:
@@ -148,8 +148,8 @@ def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
 def fine_tuning_line(settings: Mapping[str, Any]) -> str:
     """Describe how the weights are trained further, since the defaults are others than without them."""
     names = ["epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "layer_decay", "head_lr_scale"]
-    given = [f"--{name.replace('_', '-')} {settings[name]}" for name in names if settings.get(name) is not None]
-    return f"fine-tuning with {' '.join(given)}: each option may be given"
+    options = [f"--{name.replace('_', '-')} {settings[name]}" for name in names if settings.get(name) is not None]
+    return f"fine-tuning with {' '.join(options)}: each option may be given"
 
 
 def model_facts(

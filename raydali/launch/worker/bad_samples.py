@@ -1,4 +1,4 @@
-"""The broken samples of a run: the ranks merge, report, limit and save what each of them has found.
+"""Merges, reports, limits and saves the broken samples that the ranks of a run find.
 
 Each rank finds and replaces broken samples independently (data/broken/quarantine.py). At intervals the ranks merge
 their findings. Only the merged result is compared with the limit, so all ranks stop at the same step.
@@ -72,9 +72,9 @@ class BrokenSamples:
         """Return the quarantine of a source: "training", "validation", "validation 2", and so on."""
         kind, seed = (VALIDATION, None) if isinstance(order, OrderedPass) else (TRAINING, self._options.seed)
         sources = self._sources[kind]
-        if not any(_is_same(known, source) for known in sources):
+        if not any(_is_same(other, source) for other in sources):
             sources.append(source)
-        index = [_is_same(known, source) for known in sources].index(True)
+        index = [_is_same(other, source) for other in sources].index(True)
         name = f"{kind} {index + 1}" if index else kind
         if name not in self._quarantines:
             self._quarantines[name] = self._new_quarantine(name, order.samples, seed)
@@ -114,8 +114,8 @@ class BrokenSamples:
             rows = self._session.folder.rows(EVENTS)
             self._reported = {(row["of"], row["id"]) for row in rows if row["event"] == "quarantine"}
             for name, agreed in self._agreed.items():
-                for known in agreed.values():
-                    self._report(name, known)
+                for sample in agreed.values():
+                    self._report(name, sample)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint.
@@ -155,14 +155,14 @@ class BrokenSamples:
         news = {name: [*map(asdict, quarantine.drain_new())] for name, quarantine in self._quarantines.items()}
         sound = {name: quarantine.sound_news() for name, quarantine in self._quarantines.items()}
         exchanged = self._session.worker.exchange((news, sound, [*map(asdict, OUTAGES.take())]))
-        self._report_outages([[Outage(**each) for each in outages] for _, _, outages in exchanged])
+        self._report_outages([[Outage(**row) for row in outages] for _, _, outages in exchanged])
         for _, sound, _ in exchanged:
             for name, ids in sound.items():
                 if name in self._quarantines:
                     self._quarantines[name].add_sound(ids)
-        for found, _, _ in exchanged:
-            for name, samples in found.items():
-                for sample in (BrokenSample(**each) for each in samples):
+        for of_rank, _, _ in exchanged:
+            for name, samples in of_rank.items():
+                for sample in (BrokenSample(**row) for row in samples):
                     if self._agreed[name].setdefault(sample.id, sample) is sample:
                         self._report(name, sample)
         for name, quarantine in self._quarantines.items():
@@ -181,7 +181,7 @@ class BrokenSamples:
         every = [(rank, outage) for rank, outages in enumerate(of_ranks) for outage in outages]
         for storage in dict.fromkeys(outage.storage for _, outage in every):
             ranks = sorted({rank for rank, outage in every if outage.storage == storage})
-            longest = max((outage for _, outage in every if outage.storage == storage), key=lambda each: each.seconds)
+            longest = max((outage for _, outage in every if outage.storage == storage), key=lambda wait: wait.seconds)
             waited = StorageRetried(path=storage, reason=longest.reason, waited_seconds=longest.seconds, ranks=ranks)
             self._session.emit(waited)
 
@@ -240,7 +240,7 @@ def check_samples(loader: Loader, worker: Worker) -> None:
     ids = [len(loader.source) * (2 * place + 1) // (2 * asked) for place in range(asked)]
     with ThreadPoolExecutor(asked) as threads:
         missing = [id for id, gone in zip(ids, threads.map(partial(_is_missing, loader), ids), strict=True) if gone]
-    most = [2 * found > asked for found in worker.exchange(len(missing))]
+    most = [2 * count > asked for count in worker.exchange(len(missing))]
     if 2 * len(missing) > asked and not all(most):
         raise NodeError(
             f"node {worker.node} lacks {len(missing)} of {plural(asked, 'sample')} that other nodes have, such as "
@@ -253,5 +253,5 @@ def _is_missing(loader: Loader, id: int) -> bool:
     try:
         loader.pipeline.sample(loader.source, id, 0)
     except Exception as error:
-        return any(isinstance(each, FileNotFoundError) for each in causes(error))
+        return any(isinstance(cause, FileNotFoundError) for cause in causes(error))
     return False

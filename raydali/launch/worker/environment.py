@@ -1,4 +1,4 @@
-"""The machines of a worker group: the options that are chosen for them, and what is recorded of them.
+"""Chooses options for the machines of a worker group, and records facts about these machines.
 
 These are versions, and cores, CPU, memory and GPUs of each node. Host names, addresses and environment variables are
 not recorded.
@@ -37,7 +37,7 @@ def environment(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         commas; None if no worker has the package.
     """
     names = dict.fromkeys(name for worker in workers for name in worker["versions"])
-    found = {name: sorted({worker["versions"].get(name, "") for worker in workers} - {""}) for name in names}
+    versions = {name: sorted({worker["versions"].get(name, "") for worker in workers} - {""}) for name in names}
     nodes: dict[str, dict[str, Any]] = {}
     for worker in workers:
         shared = {name: worker[name] for name in ("node", "cores", "cpu", "memory")}
@@ -45,7 +45,7 @@ def environment(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         of_node["workers"] += 1
         of_node["gpu"] |= {worker["gpu"]} - {None}
     return {
-        "versions": {name: ", ".join(numbers) or None for name, numbers in found.items()},
+        "versions": {name: ", ".join(numbers) or None for name, numbers in versions.items()},
         "nodes": [{**of_node, "gpu": ", ".join(sorted(of_node["gpu"])) or None} for of_node in nodes.values()],
     }
 

@@ -72,8 +72,8 @@ class HeartbeatThread:
         """Return the thread's stack, and whether the thread waits for other ranks."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
-        ours = [each for each in frames if _LIBRARIES not in each.filename] or frames
+        ours = [entry for entry in frames if _LIBRARIES not in entry.filename] or frames
         # The innermost frame is shown even if it is in a library: it may be a collective or a read.
         shown = [*ours[-_SHOWN_FRAMES:], *([frames[-1]] if frames and frames[-1] not in ours else [])]
-        waits = any(each.filename == _COLLECTIVES for each in frames)
+        waits = any(entry.filename == _COLLECTIVES for entry in frames)
         return "".join(traceback.format_list(shown)), waits

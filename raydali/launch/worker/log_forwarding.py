@@ -37,9 +37,9 @@ def forwarded_warnings(emit: Callable[[str], None]) -> Iterator[None]:
         if file is None:
             handler.forward(f"{category.__name__}: {message} ({filename}:{lineno})")
 
-    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     # Loggers of PyTorch and others do not propagate. The driver already receives what Ray's loggers report.
-    apart = [logger for logger in known if not logger.propagate and logger.name.partition(".")[0] != "ray"]
+    apart = [logger for logger in loggers if not logger.propagate and logger.name.partition(".")[0] != "ray"]
     for logger in (logging.root, *apart):
         logger.addHandler(handler)
     warnings.showwarning = show

@@ -37,7 +37,7 @@ class Trainer(TorchTrainer):
         Where this process ends, the driver ends, too, and Ray then removes the workers' placement group.
         """
         unused = DatasetsCallback, PlacementGroupCleanerCallback
-        return [each for each in super()._create_default_callbacks() if not isinstance(each, unused)]
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unused)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> "Result":
         controller = TrainController(**arguments)
@@ -94,6 +94,6 @@ def listen_at_node_address() -> None:
 def _address(interface: str) -> str | None:
     """Return the IPv4 address of an interface, if it has one. The addresses of Ray's nodes are IPv4 addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
-        found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-        return socket.inet_ntoa(found[20:24])
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(answer[20:24])
     return None

@@ -184,8 +184,8 @@ def run_worker(config: dict[str, Any]) -> None:
             with shared_cache(options.cache, session.worker, address, (data.train, data.val), session.warn):
                 task.train(resolve_on_hardware(options, session, samples=task.samples), data, session)
             if session.steps_left:
-                left = plural(session.steps_left, "step")
-                raise UsageError(f"the job's train function returned {left} early: iterate over all `run.steps`")
+                steps = plural(session.steps_left, "step")
+                raise UsageError(f"the job's train function returned {steps} early: iterate over all `run.steps`")
             session.checkpoints.finish()
         heartbeat.close()
     except Interrupted:
@@ -193,8 +193,8 @@ def run_worker(config: dict[str, Any]) -> None:
     except BaseException as error:
         cursor = session.cursor if session is not None else Cursor()
         step = cursor.done if cursor.done > cursor.start else 0
-        told = worker_error(error, rank=rank, step=step, group=group, node_id=context.get_node_id())
-        channel.post_and_wait(told)
+        message = worker_error(error, rank=rank, step=step, group=group, node_id=context.get_node_id())
+        channel.post_and_wait(message)
         raise
 
 

@@ -1,4 +1,4 @@
-"""The rehearsal of a run: warm-up steps before its first step, and before the first step of another image size.
+"""Rehearses a run: warm-up steps before its first step, and before the first step of another image size.
 
 They train on one batch that stays on the device, to compile, to capture a CUDA graph and to measure the ceiling. Then
 they are undone. All sizes are rehearsed before the first step, the last one first: what does not fit into memory fails
@@ -60,7 +60,7 @@ class Rehearsal:
                 self._val_loader.begin_ahead()
         if run.config.compile:
             self.cache.load()
-        # Before the steps: a capture frees unused pinned memory, and the last steps allocate that of checkpoints.
+        # Before the steps: a capture frees unused pinned memory, and the last steps pin memory for checkpoints.
         if is_first and self.warm_up_inference():
             start_clock.mark("validation")
         compares = run.session.short_seconds is not None and run.config.ceiling  # what the sizes cost, for a plan
@@ -130,8 +130,8 @@ class Rehearsal:
         def take() -> Step:
             while newest:
                 newest.pop().check_end()
-                for each in (self._loader, self._val_loader):
-                    each.wait_until_begun()  # it must not disturb what follows the compilation
+                for loader in (self._loader, self._val_loader):
+                    loader.wait_until_begun()  # it must not disturb what follows the compilation
             newest.append(Step(run, repeat(batch), meter))
             return newest[0]
 
@@ -149,25 +149,25 @@ class Rehearsal:
         return measured
 
     def _forget(self) -> None:
-        for each in self._run.differentiated:
-            each.expect_other_shapes()
+        for differentiated in self._run.differentiated:
+            differentiated.expect_other_shapes()
 
     def _costs(self, ceilings: Mapping[int, float]) -> list[float]:
-        """See `SizesRehearsed`; the ceilings are those of the first epochs of all sizes."""
+        """See `SizesRehearsed`; `ceilings` has the ceiling of each size by the first epoch of that size."""
         in_epoch = self._loader.pipeline.in_epoch
 
         def ceiling(epoch: int) -> float:
-            return next(found for first, found in ceilings.items() if in_epoch(first) == in_epoch(epoch))
+            return next(rate for first, rate in ceilings.items() if in_epoch(first) == in_epoch(epoch))
 
         return [ceilings[self._epoch] / ceiling(epoch) for epoch in range(self._run.config.epochs)]
 
     def _later_epochs(self) -> list[int]:
         """The first epoch of each further size, in order."""
         pipeline = self._loader.pipeline
-        seen, found = [pipeline.in_epoch(self._epoch)], []
+        seen, epochs = [pipeline.in_epoch(self._epoch)], []
         for epoch in range(self._epoch + 1, self._run.config.epochs):
             of_epoch = pipeline.in_epoch(epoch)
             if of_epoch != seen[-1] and of_epoch not in seen:
                 seen.append(of_epoch)
-                found.append(epoch)
-        return found
+                epochs.append(epoch)
+        return epochs

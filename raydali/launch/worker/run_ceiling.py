@@ -1,4 +1,4 @@
-"""The ceiling of a run, which is measured at each start, and again if it cannot be right.
+"""Measures the ceiling of a run at each start, and again if it cannot be right.
 
 A resume takes it from the checkpoint if it was measured under the same conditions.
 """
@@ -67,17 +67,17 @@ class RunCeiling:
         Args:
             record: the epoch's record.
         """
-        known = self._state.ceiling
-        is_wrong = known is not None and _disproves(record, known)
-        is_void = is_wrong or (known is None and self._is_void)
+        ceiling = self._state.ceiling
+        is_wrong = ceiling is not None and _disproves(record, ceiling)
+        is_void = is_wrong or (ceiling is None and self._is_void)
         _, load = contended_node(record["ranks"] if self._session.worker.device.type == "cpu" else ())
         measures = is_void and self._measured_again < MAX_MEASURED_AGAIN and load < self._quiet_below
         is_wrong, measures = self._session.worker.from_first((is_wrong, measures))  # of all ranks, rank 0 decides
         if is_wrong:
             self._state.ceiling = self._state.gpu_busy = None
-            if known is not None and not self._is_void:
+            if ceiling is not None and not self._is_void:
                 slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
-                void = f"the ceiling of {rate_text(known)} images/s is void: {slower}. It will be measured again"
+                void = f"the ceiling of {rate_text(ceiling)} images/s is void: {slower}. It will be measured again"
                 self._session.emit_once(Note(void))
             self._is_void = True
         if measures:

@@ -1,4 +1,4 @@
-"""The measurement of a run on one rank: its meter, live figures and traced steps, and the records of its epochs."""
+"""Measures a run on one rank: its meter, live figures and traced steps, and the records of its epochs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -87,7 +87,7 @@ class RunMeter:
             samples_consumed=run.stream.state(step)["samples_consumed"],
             learning_rate=run.learning_rate,
             validation=validation and {**validation, "broken": run.broken.in_validation()},
-            quarantined=sum(each.replaced for segment in segments for each in segment),
+            quarantined=sum(of_rank.replaced for segment in segments for of_rank in segment),
             ceiling_images_per_second=run.state.ceiling,
             flops_per_image=run.state.flops_per_image,
             gpu_busy=run.state.gpu_busy,

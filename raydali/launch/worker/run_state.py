@@ -1,4 +1,4 @@
-"""The state of a run in its checkpoints: load it when a run resumes, save it after the records that it covers."""
+"""Loads the state of a run from a checkpoint when it resumes, and saves it after the records that it covers."""
 
 import math
 from collections.abc import Callable, Mapping

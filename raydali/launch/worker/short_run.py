@@ -52,8 +52,8 @@ class ShortRun:
     def limited(self, loader: Loader) -> Iterator[dict[str, Any]]:
         """Limit the time for which a loader is iterated in this context, and yield the pace of the iteration.
 
-        The pace is filled in at the end: "samples" of this rank; "all_samples", those of a whole iteration of all
-        ranks; "sample_seconds", the mean time of one sample after the first batch, None with a single batch. It is
+        The pace is filled in at the end: "samples" of this rank; "all_samples" of all ranks in a whole iteration;
+        "sample_seconds", the mean time of one sample after the first batch, None with a single batch. It is
         empty in an ordinary run.
         """
         pace: dict[str, Any] = {}

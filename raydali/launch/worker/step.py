@@ -169,9 +169,9 @@ class Step:
             DataError: more samples are broken than `max_bad_fraction` allows; on all ranks at the same step.
         """
         run = self._run
-        left = run.micro_batches - len(self._trained)
+        untrained = run.micro_batches - len(self._trained)
         here = f"in step {self.index}"
-        require(left <= 0, f"{here} {left} of its {run.micro_batches} micro-batches were not trained on")
+        require(untrained <= 0, f"{here} {untrained} of its {run.micro_batches} micro-batches were not trained on")
         require(not self._updated, f"{here} `step.update` was called twice")
         run.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:

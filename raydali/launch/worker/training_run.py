@@ -55,7 +55,7 @@ from raydali.train.step import ForwardBackward, RunningStatistics, with_sync_bat
 from raydali.train.worker import NOTICES
 
 EARLY_SAVES = 2
-"""Number of checkpoints at the beginning of a short run: the first ones take longer than those of a long run."""
+"""Number of checkpoints at the beginning of a short run: the first ones take longer than in a long run."""
 
 
 class TrainingRun:
@@ -167,7 +167,7 @@ class TrainingRun:
 
         It is compiled only if the validations of the run have enough batches to gain from it.
 
-        Weights and statistics are those of the model at each call.
+        Each call uses the weights and statistics that the model has then.
 
         Args:
             model: see `ValidationForward`; without DDP.

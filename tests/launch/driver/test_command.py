@@ -34,7 +34,7 @@ def test_without_a_recipe_the_data_decide(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_what_contradicts_a_recipe_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=mentioning("--ema-warmup not given are those of --recipe fashion")):
+    with pytest.raises(UsageError, match=mentioning("--ema-warmup --recipe fashion sets not given")):
         parsed(monkeypatch, tmp_path, "--recipe fashion --ema-decay 0")
     with pytest.raises(UsageError, match=mentioning("--recipe fashon fashion")):
         parsed(monkeypatch, tmp_path, "--recipe fashon --epochs 3")
