@@ -37,7 +37,7 @@ class Checked(NamedTuple):
 
     Attributes:
         text: one sentence.
-        same_data: whether the validation samples are those of the run; None if that is not known.
+        same_data: whether the validation samples are the run's; None if that is not known.
     """
 
     text: str
@@ -59,7 +59,7 @@ def check_run(run: TrainedRun, network: nn.Module, *, own_data: bool, unchecked:
     try:
         checked = _check(run, network)
         if own_data and checked.same_data is False:
-            likely = "the data have changed, or train() validates other samples than those of open_data(config)"
+            likely = "the data have changed, or train() validates other samples than open_data(config) has"
             raise _refused(run, checked.text, likely)
     except CommandError as error:
         if not unchecked:
@@ -96,14 +96,14 @@ def _check(run: TrainedRun, network: nn.Module) -> Checked:
         return Checked(f"checked on {samples}, but not their files, which cannot be read: {error_line(error)[:80]}")
     if (len(val), val.fingerprint) != (reference.facts["samples"], reference.facts["fingerprint"]):
         return Checked(
-            f"checked on {samples}, but not their files: the validation set has {len(val):,} samples, and is not that "
-            f"of the run, of {reference.facts['samples']:,}",
+            f"checked on {samples}, but not their files: the validation set has {len(val):,} samples, and is not the "
+            f"run's, of {reference.facts['samples']:,}",
             same_data=False,
         )
     if reference.facts["input"] not in run.pipeline.outputs:
         return Checked(f"checked on {samples}, but not their files, since the job's code changes them", same_data=True)
     _check_inputs(run, val, reference)
-    return Checked(f"checked on {samples}: files, inputs and outputs are those of the run", same_data=True)
+    return Checked(f"checked on {samples}: files, inputs and outputs are as in the run", same_data=True)
 
 
 def _check_outputs(run: TrainedRun, network: nn.Module, reference: Reference) -> None:
@@ -115,8 +115,8 @@ def _check_outputs(run: TrainedRun, network: nn.Module, reference: Reference) ->
         ours = raw_outputs(network, reference.inputs)
     except Exception as error:  # whatever another network raises
         raise _refused(run, f"{where} does not take what the run's did ({error_line(error)[:60]})", likely) from error
-    if [each.shape for each in ours] != [each.shape for each in reference.outputs]:
-        raise _refused(run, f"the outputs of {where} have other shapes than those of the run", likely)
+    if [output.shape for output in ours] != [output.shape for output in reference.outputs]:
+        raise _refused(run, f"the outputs of {where} have other shapes than the run's", likely)
     for one, other in zip(ours, reference.outputs, strict=True):
         largest, scale = (one - other).abs().max().item(), other.abs().max().item()
         if not largest <= OUTPUT_LIMIT * scale + 1e-6:
@@ -141,8 +141,8 @@ def _check_inputs(run: TrainedRun, val: Source, reference: Reference) -> None:
         why = f"becomes {tuple(inputs.shape[1:])}, and was {tuple(kept.shape[1:])}"
         raise _refused(run, f"the input for {val.path(ids[0])} {why}", likely)
     side, mean, single = INPUT_LIMITS[reference.facts["device"]]
-    planes = (each.double().reshape(len(each), -1, *each.shape[max(1, each.dim() - 2) :]) for each in (inputs, kept))
-    ours, theirs = (avg_pool2d(each, side, ceil_mode=True) for each in planes)
+    planes = (data.double().reshape(len(data), -1, *data.shape[max(1, data.dim() - 2) :]) for data in (inputs, kept))
+    ours, theirs = (avg_pool2d(plane, side, ceil_mode=True) for plane in planes)
     differences = (ours - theirs).abs().flatten(1)
     if differences.mean(1).max() > mean or differences.max() > single:
         why = f"differs from the run's by {differences.mean(1).max():.2g} of 255 in the mean"

@@ -1,4 +1,4 @@
-"""Computes the outputs of a network for some parts of a source, in one process, and joins those of all parts."""
+"""Computes the outputs of a network for some parts of a source, in one process, and joins the outputs of all parts."""
 
 import sys
 import time
@@ -108,8 +108,8 @@ class Inference:
                     calls = self._compute(network, batches, device, precision, collected)
                     step, batches = next(groups, (None, iter(())))
                 broken = quarantine.known
-                told = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
-                yield PartResult(part, _of_batches(collected), told, time.perf_counter() - began, calls, name)
+                unread = {id: (broken[id].path, broken[id].reason) for id in part.ids if id in broken}
+                yield PartResult(part, _of_batches(collected), unread, time.perf_counter() - began, calls, name)
 
     def _compute(
         self,
@@ -153,8 +153,8 @@ class Inference:
         ordered = sorted(results, key=lambda result: result.part.number)
         worker = PartWorker(torch.device("cpu"), [result.calls for result in ordered if result.calls is not None])
         nothing = ValidationPass((), self.source, worker, Precision("fp32", worker.device))
-        found = self.evaluate(self.network, nothing)
-        return {name: value for name, value in found.items() if name != "seconds"}
+        figures = self.evaluate(self.network, nothing)
+        return {name: value for name, value in figures.items() if name != "seconds"}
 
 
 def joined(results: Iterable[PartResult]) -> PartResult:
@@ -168,7 +168,7 @@ def joined(results: Iterable[PartResult]) -> PartResult:
     broken = {id: why for result in ordered for id, why in result.broken.items()}
     if not read:
         raise none_read(f"{path}: {reason}" for path, reason in broken.values())
-    arrays = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+    arrays = {name: np.concatenate([part[name] for part in read]) for name in read[0]}
     whole = Part(0, range(ordered[-1].part.ids[-1] + 1))
     seconds = max(result.seconds for result in ordered)
     return PartResult(whole, arrays, broken, seconds, precision=ordered[0].precision)
@@ -182,7 +182,7 @@ def _of_batches(collected: Collected) -> Arrays:
     for name, first in collected[0][1].items():
         values = [outputs[name] for _, outputs in collected]
         is_tensor = isinstance(first, torch.Tensor)
-        joined[name] = torch.cat(values).cpu().numpy() if is_tensor else [one for each in values for one in each]
+        joined[name] = torch.cat(values).cpu().numpy() if is_tensor else [row for rows in values for row in rows]
     return joined
 
 

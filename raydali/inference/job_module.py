@@ -1,4 +1,4 @@
-"""Find a run and its job, as the job's file says it at the top level: `JOB`, see launch/job.py.
+"""Finds a run and its job, the `JOB` at the top level of the job's file, see launch/job.py.
 
 A run keeps the text of a job of the user, but it is not executed: the file must be at hand.
 """
@@ -62,8 +62,8 @@ def found_run(run: str, job: str | None = None) -> FoundRun:
     if not isinstance(facts, dict) or not (isinstance(classes, list) and {*map(type, classes)} <= {str}):
         raise UsageError(f"{folder}/{MODEL} has another form than raydali writes: remove it, and give --job")
     path = find_job(job) if job is not None else _own_job(str(folder), facts)
-    known = facts.get("sha256")
-    unchanged = known and hashlib.sha256(path.read_bytes()).hexdigest() == known
+    sha256 = facts.get("sha256")
+    unchanged = sha256 and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
     if unchanged is False:
         _log.warning("%s has changed since the run %s", path, folder)
     return FoundRun(folder=folder, facts=model, job=load_job(path), file=path, unchanged=unchanged)

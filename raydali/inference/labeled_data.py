@@ -1,4 +1,4 @@
-"""Other labelled samples for a trained model, and samples without labels."""
+"""Opens other labelled samples for a trained model, and samples without labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def labeled_like(
     data: str,
     config: Any,  # noqa: ANN401 (a job's)
     classes: Sequence[str] | None,
-    given: Mapping[str, str | None],
+    columns: Mapping[str, str | None],
     scan: Scan | None = None,
 ) -> LabeledSource:
     """Open labelled samples for a model with these classes, of which some may be absent.
@@ -37,8 +37,8 @@ def labeled_like(
     Args:
         data: as `--data` of a job; of a folder with val/, its val/.
         config: the options of the run, for how lists are read.
-        classes: those of the run; None: those of the data.
-        given: "root" and "label_column" of the data. Default: the list's folder, and the run's column.
+        classes: the classes of the run; None: the classes of the data.
+        columns: "root" and "label_column" of the data. Default: the list's folder, and the run's column.
         scan: see `formats.labeled_images`.
 
     Raises:
@@ -48,11 +48,11 @@ def labeled_like(
     data = below if source_kind(data) == "folder" and storage.is_folder(absolute(below)) else data
     kind = source_kind(data) if scan is not None else kind_and_files(data)[0]
     names = {"list": ("label_column", "multi_label"), "parquet": ("label_column", "image_column")}.get(kind, ())
-    columns: dict[str, Any] = {name: getattr(config, name, None) for name in names}
-    columns |= {name: value for name, value in given.items() if value is not None}
-    check_column_options(data, **columns)
+    options: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    options |= {name: value for name, value in columns.items() if value is not None}
+    check_column_options(data, **options)
     of_lists = None if kind == "folder" else classes
-    (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **columns))
+    (source,) = exclude(None, labeled_images(data, classes=of_lists, scan=scan, **options))
     if classes is None or source.classes == tuple(classes):
         return source
     if splits := sorted({*source.classes} & {*TRAINING, *VALIDATION} - {*classes}):
@@ -74,8 +74,8 @@ def labels_among(
     Raises:
         UsageError: the run lacks a class.
     """
-    known = {name: place for place, name in enumerate(classes)}
-    places = np.array([known.get(name, -1) for name in names])
+    place_of = {name: place for place, name in enumerate(classes)}
+    places = np.array([place_of.get(name, -1) for name in names])
     if unknown := [names[label] for label in np.unique(labels) if places[label] < 0]:
         raise UsageError(f"{data} has classes that the run lacks ({summarize(unknown, show=repr)}): remove them")
     return places[labels]
@@ -87,7 +87,7 @@ def unlabeled(data: str, config: Any, classes: Sequence[str], root: str | None =
     Args:
         data: a folder, in which images lie at any depth, a list with a path in each line, or shards.
         config: the options of the run, for the column of images in Parquet files.
-        classes: those of the run.
+        classes: the classes of the run.
         root: the folder of relative paths in a list; None: the list's.
 
     Raises:

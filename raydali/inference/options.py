@@ -21,7 +21,7 @@ class InferenceOptions:
     run: tyro.conf.Positional[str]
     """Folder of the run, such as ~/raydali-runs/pets or s3://bucket/runs/pets."""
     checkpoint: Literal["best", "newest"] = "best"
-    """Weights: those with the best validation score, or those of the newest checkpoint."""
+    """Weights with the best validation score, or of the newest checkpoint."""
     job: str | None = None
     """Name or file of the run's job. Default: the one that the run names, in this folder if it is yours."""
     unchecked: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -29,7 +29,7 @@ class InferenceOptions:
     precision: Literal["bf16", "fp16", "fp32"] | None = None
     """Floats of the forward pass. Default: as in the run. CPUs without bf16 compute in fp32."""
     batch_size: int | None = None
-    """Samples that a device processes at once. Default: that of the run."""
+    """Samples that a device processes at once. Default: as in the run."""
     workers: str | None = None
     """Number of workers. Default: one per GPU; on CPUs one, or 2 on a cluster."""
     cpus_per_worker: int | None = None

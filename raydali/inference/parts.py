@@ -1,4 +1,4 @@
-"""The unit of work of inference: a part is a range of ids, which one worker does as a whole.
+"""Cuts the work of inference into parts: ranges of ids, each of which one worker does as a whole.
 
     ids       0 ......................................... N-1
     parts     |0      |1      |2      |3      |4      |5   |
@@ -58,8 +58,8 @@ def cut(samples: int, batch_size: int, edges: NDArray[np.int64] | None = None) -
         edges: ids at which parts may begin, ascending from 0. Default: at any batch.
     """
     batches = -(-samples // batch_size)
-    each = max(1, min(batches // LEAST_PARTS, max(USUAL_SAMPLES // batch_size, batches // MOST_PARTS)))
-    begins = np.arange(0, samples, each * batch_size)
+    batches_per_part = max(1, min(batches // LEAST_PARTS, max(USUAL_SAMPLES // batch_size, batches // MOST_PARTS)))
+    begins = np.arange(0, samples, batches_per_part * batch_size)
     if edges is not None:
         begins = np.unique(edges[np.searchsorted(edges, begins)[begins <= edges[-1]]])
     ends = [*begins[1:].tolist(), samples]

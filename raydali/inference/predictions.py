@@ -1,4 +1,4 @@
-"""The predictions of a run, on disk: parts that are done, and at the end one file.
+"""Keeps the predictions of a run on disk: parts that are done, and at the end one file.
 
     predictions.csv.parts/identity.json       the run, its weights and the samples
                           part-000017.parquet the rows of a part, and its broken samples
@@ -47,8 +47,8 @@ class Predictions:
     def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
         self.output = output
         self._folder = output.with_name(f"{output.name}.parts")
-        known = self._known()
-        if known is None:
+        earlier = self._known()
+        if earlier is None:
             if output.is_dir() and any(output.iterdir()) if not output.suffix else output.exists():
                 raise UsageError(f"--output {output} exists: give another one, or remove it")
             try:
@@ -56,8 +56,8 @@ class Predictions:
                 local_files.replace(self._folder / IDENTITY, json.dumps(identity, indent=2).encode())
             except OSError as error:
                 raise UsageError(f"--output {output} cannot be written: {error.strerror}; give another") from error
-        elif known != identity:
-            differing = [name for name in identity if known.get(name) != identity[name]]
+        elif earlier != identity:
+            differing = [name for name in identity if earlier.get(name) != identity[name]]
             raise UsageError(
                 f"{self._folder} is of another command ({', '.join(differing)}): remove it, or give another --output"
             )
@@ -71,7 +71,7 @@ class Predictions:
             raise UsageError(f"{self._folder} is broken ({error}): remove it, or give another --output") from error
 
     def missing(self, parts: Sequence[Part]) -> list[Part]:
-        """Return those of the parts that are not done yet."""
+        """Return the parts that are not done yet."""
         done = {path.name for path in self._folder.glob("part-*.parquet")}
         return [part for part in parts if self._path(part).name not in done]
 

@@ -1,4 +1,4 @@
-"""A trained run as its folder has it: the job with its options, the classes, and the weights."""
+"""Reads a trained run from its folder: the job with its options, the classes, and the weights."""
 
 import hashlib
 import json
@@ -153,7 +153,7 @@ class TrainedRun(FoundRun):
             return source, classes if self.classes is None else self.classes
         train, classes = self.data.train, classes_of(self.data.train)
         if self.classes is not None and self.classes != classes:
-            raise UsageError(f"the classes of {train} are not those of the run {self.folder} any more: give --data")
+            raise UsageError(f"{train} has other classes than the run {self.folder} had: give --data")
         if self.settings.get("fingerprint") not in (None, train.fingerprint):
             _log.warning("%s is not what %s was trained on: it may have seen validation samples", train, self.folder)
         self._warn_of_changes(train, self.data.val)
@@ -200,28 +200,28 @@ def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | No
 
     Args:
         run: its folder, a path or a URI, or what `found_run` has found.
-        checkpoint: best: the weights with the best validation score; newest: those of the newest checkpoint.
+        checkpoint: best: the weights with the best validation score; newest: the weights of the newest checkpoint.
         job: the name or the file of its job. Default: the one that model.json names.
 
     Raises:
         UsageError: it is no run, has no weights yet, or its job cannot be found.
     """
-    found = run if isinstance(run, FoundRun) else found_run(run, job)
-    folder, options = found.folder, found.job.config
+    located = run if isinstance(run, FoundRun) else found_run(run, job)
+    folder, options = located.folder, located.job.config
     try:
-        weights = _best(folder, found.facts) if checkpoint == "best" else _newest(folder)
+        weights = _best(folder, located.facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
     settings = defaults_of(options) | read_settings(folder)
-    known = {each.name for each in fields(options)}
-    given = {name: _as_tuples(value) for name, value in settings.items() if name in known}
+    names = {option.name for option in fields(options)}
+    values = {name: _as_tuples(value) for name, value in settings.items() if name in names}
     try:
-        config = resolve(options(**given), settings)
+        config = resolve(options(**values), settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
         ) from error
-    return TrainedRun(**vars(found), config=config, settings=settings, weights=weights)
+    return TrainedRun(**vars(located), config=config, settings=settings, weights=weights)
 
 
 def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)
@@ -259,7 +259,7 @@ def _reference_of_best(folder: RunFolder) -> Reference | None:
 
 def _newest(folder: RunFolder) -> Weights:
     """The weights of the newest complete checkpoint: their moving average, if there is one."""
-    name = next((each for each in newest_first(folder) if folder.exists(f"{each}/{MANIFEST}")), None)
+    name = next((name for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
     if name is None:
         raise UsageError(f"{folder} has no checkpoint yet: train it further")
     try:

@@ -47,11 +47,11 @@ def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions)
         CommandError: workers fail again and again.
         DataError, StorageAway: the samples cannot be read.
     """
-    done, total, told = 0, sum(len(part.ids) for part in parts), time.monotonic()
+    done, total, printed = 0, sum(len(part.ids) for part in parts), time.monotonic()
     for result in _results(inference, parts, options):
         done += len(result.part.ids)
-        if time.monotonic() - told >= LINE_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - printed >= LINE_SECONDS:
+            printed = time.monotonic()
             rate = rate_text(done / max(result.seconds, 1e-9))
             print(f"{done:,} of {plural(total, inference.kind.noun)}, {rate}/s", file=sys.stderr)
         yield result
@@ -86,9 +86,9 @@ def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int
     environment = {"env_vars": WORKER_ENVIRONMENT | dict([WAIT_POLICY])}
     actor: Any = ray.remote(num_cpus=cpus, num_gpus=int(gpu), runtime_env=environment)(InferenceWorker)
     shared = ray.put(inference)
-    left, failures = {part.number: part for part in parts}, 0
-    while left:
-        shares = [share for share in ([*left.values()][rank::workers] for rank in range(workers)) if share]
+    remaining, failures = {part.number: part for part in parts}, 0
+    while remaining:
+        shares = [share for share in ([*remaining.values()][rank::workers] for rank in range(workers)) if share]
         actors = [actor.remote() for _ in shares]
         streams: dict[Any, Any] = {}
         for worker, share in zip(actors, shares, strict=True):
@@ -112,7 +112,7 @@ def _on_ray(inference: Inference, parts: Sequence[Part], workers: int, cpus: int
                     ) from error
             else:
                 failures = 0
-                left.pop(result.part.number, None)
+                remaining.pop(result.part.number, None)
                 yield result
         for worker in actors:
             ray.kill(worker)

@@ -1,4 +1,4 @@
-"""The samples that a model gets most wrong, or least right: which they are, and a sheet of them."""
+"""Finds the samples that a model gets most wrong, or least right, and draws a sheet of them."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,12 @@ def worst_of(
         path: returns the path of a sample by its id.
         words: returns what a sample is and what the model says of it, by its place in the arrays.
     """
-    found = []
+    samples = []
     for place in np.argsort(-badness, kind="stable")[:SHOWN].tolist():
         id, (truth, predicted) = int(arrays["ids"][place]), words(place)
         loss = float(arrays["losses"][place]) if "losses" in arrays else None
-        found.append({"id": id, "path": path(id), "truth": truth, "predicted": predicted, "loss": loss})
-    return found
+        samples.append({"id": id, "path": path(id), "truth": truth, "predicted": predicted, "loss": loss})
+    return samples
 
 
 def worst_sheet(
@@ -63,8 +63,8 @@ def worst_sheet(
 
     with ThreadPoolExecutor(THREADS) as threads:
         drawn = [*threads.map(picture, worst)]
-    pictures = [each for each in drawn if isinstance(each, Picture)]
-    if failed := [each for each in drawn if isinstance(each, Exception)]:
+    pictures = [drawing for drawing in drawn if isinstance(drawing, Picture)]
+    if failed := [error for error in drawn if isinstance(error, Exception)]:
         _log.warning("%s cannot be drawn: %s", plural(len(failed), "sample"), error_line(failed[0])[:100])
     if not pictures:
         return None

@@ -293,7 +293,7 @@ def test_a_run_of_a_gpu_is_accepted_on_a_cpu(tmp_path: Path) -> None:
     with dealt_to(1):
         evaluate.main(Evaluate(run=str(run)))
     found, measured = run.read_json("evaluation.json"), run.rows("epochs.jsonl")[-1]["validation"]
-    assert found["checked"] == "checked on 4 validation samples: files, inputs and outputs are those of the run"
+    assert found["checked"] == "checked on 4 validation samples: files, inputs and outputs are as in the run"
     assert "in bf16" in found["beside_run"]
     for name, tolerance in (("top1", 0), ("top5", 0), ("loss", 1e-3)):
         assert found["metrics"][name] == pytest.approx(measured[name], rel=tolerance)

@@ -1,4 +1,4 @@
-"""The network that is exported: all that is between the 8-bit pixels of a file and the answer.
+"""Makes the network that is exported: all that is between the 8-bit pixels of a file and the answer.
 
 classification, multi-label   images (N, 3, H, W) --> resize, crop, normalise, model --> probabilities, logits
 restoration                   images (N, 3, H, W) --> model --> restored, 8-bit images of the same size
@@ -149,12 +149,12 @@ def plain(network: nn.Module, example: torch.Tensor) -> ImageNetwork:
         UsageError: it returns something else.
     """
 
-    def finish(found: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 (a job's)
-        return (found,) if isinstance(found, torch.Tensor) else (*getattr(found, "values", lambda: found)(),)
+    def finish(outputs: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 (a job's)
+        return (outputs,) if isinstance(outputs, torch.Tensor) else (*getattr(outputs, "values", lambda: outputs)(),)
 
     with torch.inference_mode():
-        found = network(example[None]) if example.dtype == torch.uint8 and example.dim() == 3 else None
-    named = {"output": found} if isinstance(found, torch.Tensor) else found
+        outputs = network(example[None]) if example.dtype == torch.uint8 and example.dim() == 3 else None
+    named = {"output": outputs} if isinstance(outputs, torch.Tensor) else outputs
     if isinstance(named, list | tuple):
         named = {f"output_{place}": value for place, value in enumerate(named)}
     if not isinstance(named, Mapping) or not all(isinstance(value, torch.Tensor) for value in named.values()):

@@ -1,4 +1,4 @@
-"""The formats of exported models: how a network becomes the content of a file, and how a file is used."""
+"""Defines the formats of exported models: how a network becomes the content of a file, and how a file is used."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ class Format(NamedTuple):
         content: returns the content of the file of a model. Raises CommandError if the model's code cannot be traced or
             translated, UsageError if it is too large.
         opened: returns the function that the content of a file is: from images (N, 3, H, W) to all outputs.
-        modules: those of the extra `export` that it needs.
+        modules: modules of the extra `export` that it needs.
     """
 
     reader: str
@@ -129,7 +129,7 @@ def traced(model: ExportedModel, *, any_condition: bool = False) -> torch.export
 @contextlib.contextmanager
 def _translating(target: str) -> Iterator[None]:
     """Turn the errors of an exporter into one line, and drop what it prints besides: warnings, pages of advice."""
-    known = logging.root.manager.disable
+    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -143,7 +143,7 @@ def _translating(target: str) -> Iterator[None]:
             f"the model cannot be translated to {target} ({_why(error)[:60]}): change its code, or try the other --to"
         ) from error
     finally:
-        logging.disable(known)
+        logging.disable(disabled)
 
 
 def _why(error: BaseException) -> str:

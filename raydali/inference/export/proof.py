@@ -1,4 +1,4 @@
-"""Proof that an exported file answers as the trained model does.
+"""Proves that an exported file answers as the trained model does.
 
 prove        on the same 8-bit pixels
 agreement    as `raydali evaluate`, whose pixels come from the run's own loader, such as DALI
@@ -40,7 +40,7 @@ _BATCH, _BATCH_PIXELS = 8, 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """How the answers of a file compare with those of the trained model, see `Answer`. A label is an answer of its own.
+    """How the answers of a file compare with the trained model's, see `Answer`. A label is an answer of its own.
 
     Attributes:
         images: number of images compared.
@@ -49,7 +49,7 @@ class Proof:
         largest_difference: of each output.
         limit: the largest difference of logits, levels or values that is taken for rounding.
         holds: whether all answers are the same but for rounding.
-        answers: those of the trained classifier, by id: a class, or (C,) whether the image has each label.
+        answers: the trained classifier's, by id: a class, or (C,) whether the image has each label.
     """
 
     images: int
@@ -83,20 +83,20 @@ def prove(
     largest = dict.fromkeys(network.outputs, 0.0)
     low, high = dict.fromkeys(network.outputs, np.inf), dict.fromkeys(network.outputs, -np.inf)
     batch_sizes, of_images, margins = set[int](), list[float](), list[float]()
-    known, same = dict[int, NDArray[Any]](), 0
+    by_id, same = dict[int, NDArray[Any]](), 0
     for ids, batch in _batches(images):
         variants = [] if of_images else [*_variants(batch[:1])][: 2 if network.answer == "values" else None]
         for some in [*variants, batch]:
             ours, theirs = _outputs(network, some), _outputs_of_file(network, file, some)
             differences = {name: np.abs(ours[name] - theirs[name]).reshape(len(some), -1).max(1) for name in ours}
-            for name, each in differences.items():
-                largest[name] = float(np.maximum(largest[name], each.max()))  # NaN if one is NaN
+            for name, difference in differences.items():
+                largest[name] = float(np.maximum(largest[name], difference.max()))  # NaN if one is NaN
                 low[name], high[name] = min(low[name], ours[name].min()), max(high[name], ours[name].max())
             batch_sizes.add(len(some))
         of_images += np.max([differences[name] for name in decisive], 0).tolist()
         if classifies:
-            answers, others = (_answers(network, each["logits"]) for each in (ours, theirs))
-            known.update(zip(ids, answers, strict=True))
+            answers, others = (_answers(network, outputs["logits"]) for outputs in (ours, theirs))
+            by_id.update(zip(ids, answers, strict=True))
             margins += _margins(network, ours["logits"])[answers != others].tolist()
             same += int((answers == others).sum())
     if not of_images:
@@ -108,8 +108,8 @@ def prove(
         different = sum(not margin < most for margin in margins)
         close = len(margins) - different
     else:  # restored images may differ by one level of 255
-        same = sum(each <= (0 if restores else limit) for each in of_images)
-        different = sum(not each <= limit for each in of_images)
+        same = sum(difference <= (0 if restores else limit) for difference in of_images)
+        different = sum(not difference <= limit for difference in of_images)
         close = len(of_images) - same - different
     return Proof(
         images=len(of_images),
@@ -120,7 +120,7 @@ def prove(
         largest_difference=largest,
         limit=limit,
         holds=different == 0 and most <= limit,  # which NaN is not
-        answers=known,
+        answers=by_id,
     )
 
 
@@ -139,8 +139,8 @@ def _margins(network: ImageNetwork, logits: NDArray[Any]) -> NDArray[Any]:
 
 def _outputs(network: ImageNetwork, images: Images) -> dict[str, NDArray[Any]]:
     with torch.inference_mode():
-        found = network(torch.from_numpy(np.ascontiguousarray(images)))
-    return _named(network, [output.numpy() for output in found])
+        outputs = network(torch.from_numpy(np.ascontiguousarray(images)))
+    return _named(network, [output.numpy() for output in outputs])
 
 
 def _outputs_of_file(
@@ -158,7 +158,7 @@ def _outputs_of_file(
 
 def _named(network: ImageNetwork, outputs: Iterable[NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return outputs by name; levels of 8 bits are signed, so that they have differences."""
-    signed = (each.astype(np.int16) if each.dtype == np.uint8 else each for each in outputs)
+    signed = (output.astype(np.int16) if output.dtype == np.uint8 else output for output in outputs)
     return dict(zip(network.outputs, signed, strict=True))
 
 
@@ -176,10 +176,10 @@ def _variants(image: Images) -> Iterator[Images]:
 
 def _batches(images: Iterable[tuple[int, Images]]) -> Iterator[tuple[list[int], Images]]:
     """Yield ids and pixels (N, 3, H, W) of consecutive images of one size."""
-    for (height, width), group in groupby(images, lambda each: each[1].shape[1:]):
+    for (height, width), group in groupby(images, lambda pair: pair[1].shape[1:]):
         most = max(1, min(_BATCH, _BATCH_PIXELS // (height * width)))
-        for _, some in groupby(enumerate(group), lambda each: each[0] // most):  # noqa: B023 (used at once)
-            ids, pixels = zip(*(each for _, each in some), strict=True)
+        for _, some in groupby(enumerate(group), lambda numbered: numbered[0] // most):  # noqa: B023 (used at once)
+            ids, pixels = zip(*(pair for _, pair in some), strict=True)
             yield list(ids), np.stack(pixels)
 
 
@@ -189,7 +189,7 @@ def images_for(
     """Decode the images of a source by Pillow, as users of a file do.
 
     Args:
-        network: what takes the images: whole ones, or those of the pipeline.
+        network: what takes the images: whole ones, or what the pipeline makes.
         source: the samples; of pairs the inputs are taken.
         pipeline: of validation samples.
         broken: gets the reasons why others cannot be read.
@@ -227,9 +227,9 @@ def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, sev
     """
     arrays = joined(workers.results(inference, inference.parts, options)).arrays
     evaluated = arrays["probabilities"] > THRESHOLD if several else arrays["best"][:, 0]
-    known = proof.answers
-    pairs = [(known[id], said) for id, said in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in known]
-    same = np.array([mine == said for mine, said in pairs])
+    proved = proof.answers
+    pairs = [(proved[id], answer) for id, answer in zip(arrays["ids"].tolist(), evaluated, strict=True) if id in proved]
+    same = np.array([mine == answer for mine, answer in pairs])
     return {"same": int(same.sum()), "answers": same.size} if same.size else None
 
 

@@ -1,4 +1,4 @@
-"""Images or videos with one class each, and images with several labels each."""
+"""Predicts and evaluates one class for each image or video, or several labels for each image."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,8 +33,8 @@ class Classification(Kind):
     noun = "image"
     endings = (".csv", ".parquet")
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> LabeledSource:
-        return labeled_like(data, self.config, classes, given)
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> LabeledSource:
+        return labeled_like(data, self.config, classes, columns)
 
     def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> LabeledSource:
         return unlabeled(data, self.config, classes, root)
@@ -72,9 +72,9 @@ class MultiLabel(Classification):
         from torchmetrics.functional.classification import binary_average_precision
 
         truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
-        said = probabilities > THRESHOLD
+        predicted = probabilities > THRESHOLD
         rows = []
-        for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, said.T, strict=True):
+        for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, predicted.T, strict=True):
             positive, both = int(of_label.sum()), int((right & (of_label == 1)).sum())
             average = None  # undefined without a positive sample
             if positive:
@@ -84,7 +84,7 @@ class MultiLabel(Classification):
         error = _calibration_error(probabilities.ravel(), truth.ravel() == 1)
 
         def words(place: int) -> tuple[str, str]:
-            return _names(classes, truth[place] == 1) or "none", _names(classes, said[place]) or "none"
+            return _names(classes, truth[place] == 1) or "none", _names(classes, predicted[place]) or "none"
 
         worst = worst_of(arrays, arrays["losses"], source.path, words)
         return {"metrics": {"calibration_error": error}, "classes": rows, "worst": worst}
@@ -108,8 +108,8 @@ class Video(Kind):
     endings = (".csv", ".parquet")
     legend = f"The middle frames of the first clips. {Kind.legend}"
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> VideoClips:
-        return self._clips(labeled_like(data, self.config, classes, given, scan_videos))
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> VideoClips:
+        return self._clips(labeled_like(data, self.config, classes, columns, scan_videos))
 
     def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> VideoClips:
         return self._clips(unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes))
@@ -133,13 +133,13 @@ class Video(Kind):
         """Compute the figures of `evaluate_classes` for videos, and "video_top1" and the like."""
         of_videos = _by_video(arrays, source)
         labels = source.videos.labels[of_videos["ids"]]
-        found = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
+        result = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
         right = of_videos["best"] == labels[:, None]
         figures = {"top1": right[:, 0].mean(), "loss": of_videos["losses"].mean()}
         if len(classes) > BEST:
             figures["top5"] = right.any(1).mean()
         of_video = {f"video_{name}": float(value) for name, value in figures.items()}
-        return found | {"metrics": of_video | found["metrics"]}
+        return result | {"metrics": of_video | result["metrics"]}
 
     def picture(self, source: VideoClips, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the middle frame of a video's first clip."""
@@ -176,9 +176,9 @@ def evaluate_classes(
     rows = []
     of_classes = zip(classes, confusion.diagonal(), confusion.sum(0), confusion.sum(1), strict=True)
     for name, *numbers in of_classes:
-        right, found, support = map(int, numbers)
-        ratios = {"recall": _ratio(right, support), "precision": _ratio(right, found)}
-        rows.append({"class": name, noun: support, **ratios, "f1": _ratio(2 * right, found + support)})
+        right, predicted, support = map(int, numbers)
+        ratios = {"recall": _ratio(right, support), "precision": _ratio(right, predicted)}
+        rows.append({"class": name, noun: support, **ratios, "f1": _ratio(2 * right, predicted + support)})
 
     def words(place: int) -> tuple[str, str]:
         return classes[labels[place]], f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}"
@@ -197,15 +197,15 @@ def _confusions(confusion: NDArray[np.int64], classes: Sequence[str]) -> dict[st
     wrong = confusion.copy()
     np.fill_diagonal(wrong, 0)
     pairs = sorted(zip(*wrong.nonzero(), strict=True), key=lambda pair: (-wrong[pair], pair))[:CONFUSIONS]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "confusions": [
             {"class": classes[row], "predicted": classes[column], "samples": int(wrong[row, column])}
             for row, column in pairs
         ]
     }
     if len(confusion) <= CONFUSIONS:
-        found["confusion"] = confusion.tolist()
-    return found
+        result["confusion"] = confusion.tolist()
+    return result
 
 
 def _calibration_error(confidence: NDArray[np.float32], right: NDArray[np.bool_]) -> float:

@@ -1,4 +1,4 @@
-"""Images with boxes, as COCO has them."""
+"""Predicts and evaluates boxes in images, as COCO has them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from raydali.text import printable, summarize
 from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
 
 SURE, SAME = 0.5, 0.5
-"""Score above which a box counts as found, and IoU from which it is that of the annotation; for the worst images."""
+"""Score above which a box counts as found, and IoU from which it is the box of the annotation; for the worst images."""
 _TRUE, _FOUND = (63, 185, 80), (255, 82, 82)
 METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100"
 
@@ -38,7 +38,7 @@ class Detection(Kind):
     legend = f"Boxes of the annotations are green, boxes found with a score above {SURE} are red."
     endings = (".csv", ".parquet", ".json")
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> Coco:
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> Coco:
         """Open a folder laid out like COCO or by Roboflow, of which val is taken."""
         (source,) = exclude(None, one_split(absolute(data), "val"))
         if classes is None or source.classes == tuple(classes):
@@ -69,10 +69,10 @@ class Detection(Kind):
         images, sizes = batch["images"], batch["sizes"].cpu().numpy()
         # Label 0 is the background, of which some of torchvision's detectors find boxes too.
         results = [{name: of[name][of["labels"] > 0] for name in of} for of in raw]
-        found = in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
-        _, boxes, scores, labels = zip(*found, strict=True)
+        detections = in_originals(batch.ids.tolist(), sizes, results, images.shape[-1])
+        _, boxes, scores, labels = zip(*detections, strict=True)
         return {
-            "counts": torch.tensor([len(each) for each in scores]),
+            "counts": torch.tensor([len(of_image) for of_image in scores]),
             "boxes": torch.from_numpy(np.concatenate(boxes)),
             "scores": torch.from_numpy(np.concatenate(scores)),
             "labels": torch.from_numpy(np.concatenate(labels)),
@@ -89,7 +89,7 @@ class Detection(Kind):
             {"class": name, "boxes": int(boxes[label]), "map": of_labels.get(label)}
             for label, name in enumerate(classes, 1)
         ]
-        mistakes = np.array([_mistakes(source, found) for found in _found(arrays)])
+        mistakes = np.array([_mistakes(source, detections) for detections in _found(arrays)])
 
         def words(place: int) -> tuple[str, str]:
             labels = source.labels[source.boxes_of(int(arrays["ids"][place]))].tolist()
@@ -99,8 +99,8 @@ class Detection(Kind):
 
         worst = worst_of(arrays, mistakes.sum(1), source.path, words)[: np.count_nonzero(mistakes.sum(1))]
         # COCO's figures are -1 where there is no box of that size.
-        known = {name: value for name, value in metrics.items() if value >= 0}
-        return {"metrics": known, "classes": rows, "worst": worst}
+        defined = {name: value for name, value in metrics.items() if value >= 0}
+        return {"metrics": defined, "classes": rows, "worst": worst}
 
     def picture(self, source: Coco, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the image with the boxes of its annotations and those that were found."""
@@ -110,8 +110,8 @@ class Detection(Kind):
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         draw, side = ImageDraw.Draw(image), image.width
         (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
-        found = slice(*np.concatenate([[0], arrays["counts"].cumsum()])[place : place + 2].tolist())
-        sure = arrays["boxes"][found][arrays["scores"][found] > SURE]
+        of_image = slice(*np.concatenate([[0], arrays["counts"].cumsum()])[place : place + 2].tolist())
+        sure = arrays["boxes"][of_image][arrays["scores"][of_image] > SURE]
         for boxes, colour in ((source.boxes[source.boxes_of(id)], _TRUE), (sure, _FOUND)):
             window = np.zeros((1, 2), np.int64), size.numpy()[None], np.zeros(1, np.int32)
             placed, labels = moved(boxes[None], np.zeros((1, len(boxes)), np.int64), *window, side)
@@ -132,27 +132,27 @@ class Detection(Kind):
         return pa.table(columns | dict(zip(("x", "y", "width", "height"), _with_sides(boxes).T, strict=True)))
 
 
-def _mistakes(source: Coco, found: Found) -> tuple[int, int]:
+def _mistakes(source: Coco, detections: Found) -> tuple[int, int]:
     """Return how many boxes of an image are missed, and how many that were found are false.
 
     They are paired by falling score, as COCO does.
     """
     from pycocotools.mask import iou
 
-    id, boxes, scores, labels = found
+    id, boxes, scores, labels = detections
     sure = np.argsort(-scores, kind="stable")[: (scores > SURE).sum()]
     truth = source.boxes_of(id)
     crowd = source.crowd[truth]
-    mine, theirs = (_with_sides(each).astype(np.float64) for each in (boxes[sure], source.boxes[truth]))
+    mine, theirs = (_with_sides(corners).astype(np.float64) for corners in (boxes[sure], source.boxes[truth]))
     overlaps = np.reshape(iou(mine, theirs, crowd), (len(mine), len(theirs)))  # in a crowd, as a share of the found box
     overlaps[labels[sure][:, None] != source.labels[truth]] = 0
-    left, false = ~crowd, 0
+    missed, false = ~crowd, 0
     for row in overlaps:
-        if (row * left).max(initial=0) >= SAME:
-            left[(row * left).argmax()] = False
+        if (row * missed).max(initial=0) >= SAME:
+            missed[(row * missed).argmax()] = False
         elif (row * crowd).max(initial=0) < SAME:
             false += 1
-    return int(left.sum()), false
+    return int(missed.sum()), false
 
 
 def _with_sides(boxes: Boxes) -> Boxes:

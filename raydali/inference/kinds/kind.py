@@ -1,4 +1,4 @@
-"""Kinds of predictions, of which two need no classes: what a job's file does not say of its samples and outputs.
+"""Defines kinds of predictions, and the two that need no classes: what a job's file leaves open of samples and outputs.
 
 open_labeled          other samples with their truth      evaluate --data
 open_unlabeled        samples without                     predict
@@ -31,13 +31,13 @@ from raydali.text import printable
 from raydali.train.evaluation.restoration import per_image
 
 Arrays = dict[str, Any]
-"""Outputs by name, NDArray or lists; "ids" are those of the samples, int64 (n,)."""
+"""Outputs by name, NDArray or lists; "ids" has the ids of the samples, int64 (n,)."""
 Columns = Mapping[str, str | None]
 """How a list is read, by option: "root" and "label_column"."""
 
 
 class Kind:
-    """A kind of prediction. This one knows no task: its figures are those of the job's evaluation alone.
+    """A kind of prediction. This one knows no task: its figures come from the job's evaluation alone.
 
     Args:
         job: the job.
@@ -49,7 +49,7 @@ class Kind:
 
     Attributes:
         noun: what a sample is called, such as "image".
-        endings: those of files of predictions; "": a folder.
+        endings: endings of files of predictions; "": a folder.
         legend: what is written below the pictures of the worst samples.
         pipeline: of the samples.
         batch_size: samples of a batch; None: as in the run.
@@ -68,13 +68,13 @@ class Kind:
                 load, largest = pipeline.hw_decoder_load, pipeline.largest_image
                 self.pipeline = WholeImages(hw_decoder_load=load, largest_image=largest)
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> Any:
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> Any:
         """Open other samples, with their truth.
 
         Args:
             data: what the user gives.
             classes: the classes of the run; None if it does not say them.
-            given: what the user gives for lists, in place of the run's column.
+            columns: what the user gives for lists, in place of the run's column.
 
         Raises:
             UsageError: they cannot be opened, or have other classes.
@@ -103,7 +103,7 @@ class Kind:
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
         """Return tensors, or lists, with a row for each sample or object.
 
-        Those of this class are "columns", one for the batch, or "files" with their names, as `predictions` says.
+        This class returns "columns", one for the batch, or "files" with their names, as `predictions` says.
 
         Args:
             raw: what the network returned for the batch, on the device.
@@ -113,10 +113,10 @@ class Kind:
         if self._predictions is None:
             return {}
         paths = [printable(source.path(id)) for id in batch.ids.tolist()]
-        found = dict(self._predictions(self.config, raw, paths))
-        if found and all(isinstance(value, bytes) for value in found.values()):
-            return {"files": [(_relative(name, source), content) for name, content in found.items()]}
-        columns = {"path": paths} | {name: list(values) for name, values in found.items()}
+        predictions = dict(self._predictions(self.config, raw, paths))
+        if predictions and all(isinstance(value, bytes) for value in predictions.values()):
+            return {"files": [(_relative(name, source), content) for name, content in predictions.items()]}
+        columns = {"path": paths} | {name: list(values) for name, values in predictions.items()}
         if wrong := [name for name, values in columns.items() if len(values) != len(paths)]:
             raise UsageError(f"predictions() returns {len(columns[wrong[0]])} of {wrong[0]!r} for {len(paths)} samples")
         return {"columns": [columns]}
@@ -140,16 +140,16 @@ class Kind:
         if "files" in arrays:
             return pa.table({"file": [name for name, _ in arrays["files"]]})
         columns = arrays["columns"]
-        return pa.table({name: [value for each in columns for value in each[name]] for name in columns[0]})
+        return pa.table({name: [value for batch in columns for value in batch[name]] for name in columns[0]})
 
 
 class Restoration(Kind):
     """Restored images; the outputs are their figures against the targets."""
 
     noun = "pair"
-    legend = "The inputs. Below each: its PSNR, that of the model's output, and the loss."
+    legend = "The inputs. Below each: its PSNR, the PSNR of the model's output, and the loss."
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> ImagePairs:
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> ImagePairs:
         return ImagePairs.scan(data, self.config.inputs, self.config.targets)
 
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Images with masks: figures of each class, and the worst images with truth and prediction side by side."""
+"""Predicts and evaluates masks of images, and draws the worst images with truth and prediction side by side."""
 
 import zlib
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ class Segmentation(Kind):
     noun = "image"
     legend: ClassVar[str] = "Each: the image, its mask and the predicted one. Class 0 and what is ignored are black."
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, given: Columns) -> MaskedImages:
+    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> MaskedImages:
         """Open the validation images of a folder, or all images of a list, or of a folder without train/ and val/."""
         is_whole = is_list(data) or is_folder(f"{absolute(data)}/{self.config.masks}")
         settings = {"data": data, "val_data": data if is_whole else None, "val_fraction": None}
-        known = {name: value for name, value in settings.items() if hasattr(self.config, name)}
-        source: MaskedImages = self.job.open_data(replace(self.config, **known)).val
+        options = {name: value for name, value in settings.items() if hasattr(self.config, name)}
+        source: MaskedImages = self.job.open_data(replace(self.config, **options)).val
         if classes is None or source.classes == tuple(classes):
             return source
         values = np.arange(256, dtype=np.uint8)  # what is no class stays
@@ -47,10 +47,10 @@ class Segmentation(Kind):
         """Return "pixels" (n, 3, classes): right, true and predicted ones; "losses" (n,); "masks", compressed."""
         truth, predicted = batch["masks"].squeeze(1).long(), raw.argmax(1)
         classes = raw.shape[1]
-        matrices = torch.stack([confusion(*each, classes) for each in zip(predicted, truth, strict=True)])
+        matrices = torch.stack([confusion(*pair, classes) for pair in zip(predicted, truth, strict=True)])
         matrices = matrices.reshape(-1, classes, classes + 1)[..., :classes]
-        known = (truth != IGNORED).sum((1, 2)).clamp(min=1)
-        losses = F.cross_entropy(raw.float(), truth, ignore_index=IGNORED, reduction="none").sum((1, 2)) / known
+        counted = (truth != IGNORED).sum((1, 2)).clamp(min=1)
+        losses = F.cross_entropy(raw.float(), truth, ignore_index=IGNORED, reduction="none").sum((1, 2)) / counted
         parts = matrices.diagonal(dim1=1, dim2=2), matrices.sum(2), matrices.sum(1)
         masks = [zlib.compress(mask.tobytes(), 1) for mask in predicted.byte().cpu().numpy()]
         return {"pixels": torch.stack(parts, 1), "losses": losses, "masks": masks}
@@ -75,32 +75,31 @@ class Segmentation(Kind):
 
     def picture(self, source: MaskedImages, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the image, its mask and the predicted one side by side."""
-        pixels, truth = (each.permute(1, 2, 0).numpy() for each in self.pipeline.sample(source, id, 0)[:2])
+        pixels, truth = (tensor.permute(1, 2, 0).numpy() for tensor in self.pipeline.sample(source, id, 0)[:2])
         (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
-        found = np.frombuffer(zlib.decompress(arrays["masks"][place]), np.uint8).reshape(truth.shape)
+        predicted = np.frombuffer(zlib.decompress(arrays["masks"][place]), np.uint8).reshape(truth.shape)
         height, width = source.mask(id).shape
-        masks = [colour_of(mask[..., 0]) * (truth != IGNORED) for mask in (truth, found)]
-        return np.concatenate([each[:height, :width] for each in (pixels, *masks)], 1).astype(np.uint8)
+        masks = [colour_of(mask[..., 0]) * (truth != IGNORED) for mask in (truth, predicted)]
+        return np.concatenate([panel[:height, :width] for panel in (pixels, *masks)], 1).astype(np.uint8)
 
 
 class Overlays(Kind):
-    """Predicted masks, and with each its image, half of whose colours are those of its classes; class 0 has none."""
+    """Predicted masks, and with each its image, mixed with the colours of its classes; class 0 has none."""
 
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
-        found = super().outputs(raw, batch, source)
+        outputs = super().outputs(raw, batch, source)
         images = batch[self.pipeline.outputs[0]].permute(0, 2, 3, 1).cpu().numpy()
-        for (name, _), image, mask in zip([*found["files"]], images, raw.argmax(1).byte().cpu().numpy(), strict=True):
+        for (name, _), image, mask in zip([*outputs["files"]], images, raw.argmax(1).byte().cpu().numpy(), strict=True):
             mixed = np.where(mask[..., None] > 0, (image // 2 + colour_of(mask) // 2), image)
-            found["files"].append((f"{splitext(name)[0]}.overlay.jpg", encoded(mixed, "JPEG")))
-        return found
+            outputs["files"].append((f"{splitext(name)[0]}.overlay.jpg", encoded(mixed, "JPEG")))
+        return outputs
 
 
 def colour_of(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the colours (..., 3) of classes, as Pascal VOC has them: neighbouring numbers differ much."""
     bits = np.unpackbits(mask[..., None], axis=-1, bitorder="little")  # of the class, the lowest first
     places = np.array([7, 7, 7, 6, 6, 6, 5, 5])
-    colours = [sum(bits[..., bit].astype(np.int64) << places[bit] for bit in (each, each + 3, each + 6) if bit < 8)
-               for each in range(3)]  # fmt: skip
+    colours = [sum(bits[..., bit].astype(np.int64) << places[bit] for bit in range(first, 8, 3)) for first in range(3)]
     return np.stack(colours, -1).astype(np.uint8)
 
 
@@ -108,5 +107,5 @@ def _iou(right: NDArray[np.int64], true: NDArray[np.int64], predicted: NDArray[n
     """Return the IoU of classes (..., classes); NaN for those that do not occur."""
     union = true + predicted - right
     with np.errstate(invalid="ignore"):
-        found: NDArray[np.float64] = np.where(union > 0, right / np.maximum(union, 1), np.nan)
-    return found
+        iou: NDArray[np.float64] = np.where(union > 0, right / np.maximum(union, 1), np.nan)
+    return iou
