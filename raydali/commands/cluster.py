@@ -30,8 +30,8 @@ from raydali.text import duration, plural
 
 STANDARD = Path(__file__).with_name("cluster.yaml")
 """The configuration of a cluster without --file."""
-STATE = "cluster.json"
-"""The file in a cluster's folder with the addresses of its head and its dashboard, and the time of its start."""
+STATE = "raydali-cluster.json"
+"""A file with the addresses of the head and the dashboard, and the time of the start. Its folder may be deleted."""
 NOT_INHERITED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 HEAD_ENVIRONMENT = {
     "RAY_health_check_period_ms": "1000",

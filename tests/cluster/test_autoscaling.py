@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raydali.commands.cluster import STANDARD, Up, main
+from raydali.commands.cluster import STANDARD, STATE, Up, main
 from raydali.errors import UsageError
 from raydali.host import processes
 from raydali.run.folder import RunFolder
@@ -258,7 +258,7 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
     folder_of_run = RunFolder(storage, "elastic")
     with ExitStack() as stack:
         folder, using = stack.enter_context(cluster(env, "elastic", nodes=0))
-        head = json.loads(Path(folder, "cluster.json").read_text())["head"]
+        head = json.loads(Path(folder, STATE).read_text())["head"]
         marked = using | {processes.MARK: f"{folder}-nodes"}
 
         def add_node(number: int) -> None:
