@@ -49,6 +49,7 @@ INDEX = "    return Data(*exclude(config.exclude, *train_and_val("
 VALIDATE = "return classification.evaluate(network, val.batches, val.worker, val.precision)"
 RUN_INFERENCE = "evaluated = run.inference("
 INFERENCE = "evaluated = run.inference(network(weights, config).to(device))"
+WITH_LOADERS = "with run.loaders("
 PASSED = "run.loaders(data, (train_pipeline(config), val_pipeline(config)))"
 
 
@@ -101,7 +102,7 @@ DISAGREEING: dict[str, tuple[str, Changes]] = {
     "other weights": ("imagenet", {INFERENCE: INFERENCE.replace("weights", "build_model(config, classes)")}),
     "two classes": ("imagenet", {INFERENCE: SWAPPED}),
     "pipeline": ("imagenet", {PASSED: PASSED.replace("val_pipeline(config)", "ValidationImages(image_size=32)")}),
-    "boxes": ("detection", {RUN_INFERENCE: f"detector.model.transform.normalized.shift += 0.09\n    {RUN_INFERENCE}"}),
+    "boxes": ("detection", {WITH_LOADERS: f"detector.model.transform.normalized.shift += 0.09\n    {WITH_LOADERS}"}),
     "restored": ("restoration", {RUN_INFERENCE: f"trained.shift += 0.02\n    {RUN_INFERENCE}"}),
     "masks": ("segmentation", {RUN_INFERENCE: f"trained.shift += 0.09\n    {RUN_INFERENCE}"}),
     "clips": ("video", {RUN_INFERENCE: f"trained.shift += 0.09\n    {RUN_INFERENCE}"}),
