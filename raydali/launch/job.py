@@ -86,7 +86,7 @@ class Job(Generic[Config]):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask:
-    """What every worker gets from the driver.
+    """Every worker gets this object from the driver.
 
     Attributes:
         train, samples: see Job.

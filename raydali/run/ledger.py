@@ -1,4 +1,4 @@
-"""What the time of a run's workers was spent on, over all its starts; `ledger.json` in the run's folder.
+"""Accounts for the time of a run's workers, over all its starts, in `ledger.json` of the run's folder.
 
     held = ceiling + data + contention + communication + stragglers + validation + checkpoints
            + starting + restarting + again + unmeasured + rest + open              in seconds of workers

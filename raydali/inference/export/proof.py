@@ -40,7 +40,7 @@ _BATCH, _BATCH_PIXELS = 8, 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """How the answers of a file compare with the trained model's, see `Answer`. A label is an answer of its own.
+    """Counts how the answers of a file compare with the trained model's, see `Answer`. A label is an answer of its own.
 
     Attributes:
         images: number of images compared.

@@ -27,7 +27,7 @@ from raydali.train.weights.preprocessing import Preprocessing, of_file, publishe
 State = dict[str, torch.Tensor]
 DEFAULT = "default"
 _BEST = "best/model.safetensors"
-"""Where a run keeps its best weights."""
+"""A run keeps its best weights in this file."""
 _KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
 """Training programs keep the weights under these keys. Averaged weights, which they validate, come first."""
 _SECONDS = 20

@@ -1,4 +1,4 @@
-"""Which files become samples, and what is said of the others."""
+"""Files that become samples, and messages that count the others, are tested here."""
 
 import os
 import shutil
