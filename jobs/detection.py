@@ -28,13 +28,13 @@ from raydali.launch.job import Job
 from raydali.launch.options import ImageOptions
 from raydali.launch.shared_options import FineTuningOptions, require_data
 from raydali.text import plural
-from raydali.train.learning_rates import PEAKS
+from raydali.training.learning_rates import PEAKS
 
 if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -118,14 +118,14 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the detector, with random weights."""
-    from raydali.train.models.detection import build_detector
+    from raydali.training.models.detection import build_detector
 
     return build_detector(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the detector, which normalises 8-bit images itself."""
-    from raydali.train.models.detection import DetectorNetwork
+    from raydali.training.models.detection import DetectorNetwork
 
     return DetectorNetwork(model)
 
@@ -149,7 +149,7 @@ def val_pipeline(config: Config) -> ValidationImages:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
-    from raydali.train.evaluation import detection
+    from raydali.training.evaluation import detection
 
     return detection.evaluate(network, val.batches, val.source, val.worker, val.precision)
 
@@ -164,8 +164,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.models.detection import constant_parts, detection_loss
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.models.detection import constant_parts, detection_loss
+    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node draws its own copy
         data = data.relocate(shapes_folder())
@@ -200,7 +200,7 @@ def check(config: Config) -> None:
     require_extra("detection", "pycocotools", "detectors")
     train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
-        from raydali.train.models.detection import check_detector  # imports torchvision: seconds
+        from raydali.training.models.detection import check_detector  # imports torchvision: seconds
 
         check_detector(config.model)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -103,14 +103,14 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
-    from raydali.train.models import classification
+    from raydali.training.models import classification
 
     return classification.build_model(config.model, classes, config.validation_size, drop_path=config.drop_path)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model with what it does to 8-bit images: normalisation, and in validation `--tta`."""
-    from raydali.train.models.normalized import Normalized
+    from raydali.training.models.normalized import Normalized
 
     return Normalized(model, config.mean, config.std, mirrored=config.tta == "flip")
 
@@ -135,7 +135,7 @@ def val_pipeline(config: Config) -> ValidationImages:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
-    from raydali.train.evaluation import classification
+    from raydali.training.evaluation import classification
 
     if config.multi_label:
         return classification.evaluate_labels(network, val.batches, val.worker, val.precision)
@@ -152,8 +152,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.losses import classification_loss, mixing
-    from raydali.train.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.losses import classification_loss, mixing
+    from raydali.training.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(digits_folder())
@@ -194,7 +194,7 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model not in (DIGITS.model, Config.model) or config.drop_path is not None:
-        from raydali.train.models.classification import check_sizes  # imports torchvision: seconds
+        from raydali.training.models.classification import check_sizes  # imports torchvision: seconds
 
         sizes = dict.fromkeys([*config.image_sizes.all(config.epochs), config.validation_size])
         check_sizes(config.model, [*sizes], drop_path=config.drop_path)
@@ -202,7 +202,7 @@ def check(config: Config) -> None:
 
 def unchangeable(config: Config) -> list[str]:
     """Return the options that a resume must repeat, since the weights depend on them."""
-    from raydali.train.models.classification import has_one_size
+    from raydali.training.models.classification import has_one_size
 
     is_fixed = config.model != DIGITS.model and has_one_size(config.model)
     return ["recipe", "model", *config.changes_groups, *(["image_size"] if is_fixed else [])]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 SSIM_WINDOW = 11
 
@@ -115,14 +115,14 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, _classes: int = 0) -> "nn.Module":
     """Build the network, with random weights except in its last layer, which is zero."""
-    from raydali.train.evaluation.restoration import RestorationNetwork
+    from raydali.training.evaluation.restoration import RestorationNetwork
 
     return RestorationNetwork(channels=config.channels, blocks=config.blocks)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model for 8-bit images, which it takes in 0..1."""
-    from raydali.train.models.normalized import Normalized
+    from raydali.training.models.normalized import Normalized
 
     return Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
@@ -140,14 +140,14 @@ def val_pipeline(config: Config) -> ValidationPairs:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of test pairs."""
-    from raydali.train.evaluation import restoration
+    from raydali.training.evaluation import restoration
 
     return restoration.evaluate(network, val.batches, val.worker, val.precision)
 
 
 def predictions(config: Config, outputs: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
     """Return the restored images as PNG files, for `raydali predict`."""
-    from raydali.train.evaluation.restoration import restored_files
+    from raydali.training.evaluation.restoration import restored_files
 
     return restored_files(config, outputs, paths)
 
@@ -163,8 +163,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
     from raydali.launch.worker.training_run import TrainingRun
     from raydali.report.comparison_grid import Examples
-    from raydali.train.evaluation.restoration import charbonnier, restore
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.evaluation.restoration import charbonnier, restore
+    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(blurred_folder(), val="test")

@@ -24,14 +24,14 @@ from raydali.launch.job import Job
 from raydali.launch.options import Bounds, ImageOptions, require
 from raydali.launch.shared_options import FineTuningOptions, require_data
 from raydali.text import plural
-from raydali.train.learning_rates import PEAKS
+from raydali.training.learning_rates import PEAKS
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -148,15 +148,15 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model for a number of classes, with random weights."""
-    from raydali.train.models.segmentation import build
+    from raydali.training.models.segmentation import build
 
     return build(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return what takes 8-bit images, and returns scores (N, classes, H, W)."""
-    from raydali.train.models.normalized import Normalized
-    from raydali.train.models.segmentation import WithAuxiliary
+    from raydali.training.models.normalized import Normalized
+    from raydali.training.models.segmentation import WithAuxiliary
 
     return Normalized(WithAuxiliary(model))
 
@@ -181,14 +181,14 @@ def val_pipeline(config: Config) -> ValidationImages:
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network: "iou", "accuracy" and "loss"."""
-    from raydali.train.evaluation import segmentation
+    from raydali.training.evaluation import segmentation
 
     return segmentation.evaluate(network, val, len(val.source.classes))
 
 
 def predictions(config: Config, scores: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
     """Return the predicted masks as PNG files of class indices, for `raydali predict`."""
-    from raydali.train.evaluation.segmentation import mask_files
+    from raydali.training.evaluation.segmentation import mask_files
 
     return mask_files(scores, paths)
 
@@ -203,8 +203,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.evaluation.segmentation import balanced_weights, cross_entropy
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.evaluation.segmentation import balanced_weights, cross_entropy
+    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(masked_shapes_folder())
@@ -244,7 +244,7 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
-        from raydali.train.models.segmentation import check_segmenter  # imports torchvision: seconds
+        from raydali.training.models.segmentation import check_segmenter  # imports torchvision: seconds
 
         check_segmenter(config.model)
 

@@ -27,7 +27,7 @@ from raydali.launch.job import Job
 from raydali.launch.options import require
 from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, WeightsOptions
 from raydali.text import plural
-from raydali.train.learning_rates import PEAKS
+from raydali.training.learning_rates import PEAKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from raydali.data.load.loader import Loader
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
@@ -127,14 +127,14 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
-    from raydali.train.models.classification import build_video_model
+    from raydali.training.models.classification import build_video_model
 
     return build_video_model(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model with its normalisation of 8-bit clips."""
-    from raydali.train.models.normalized import Normalized
+    from raydali.training.models.normalized import Normalized
 
     return Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD)
 
@@ -163,7 +163,7 @@ def loader(config: Config) -> "Callable[..., Loader]":
 
 def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation clips."""
-    from raydali.train.evaluation import classification
+    from raydali.training.evaluation import classification
 
     return classification.evaluate(network, val.batches, val.worker, val.precision, inputs="clips")
 
@@ -178,8 +178,8 @@ def train(config: Config, data: Data, session: "Session") -> None:
     import torch
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.losses import classification_loss
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.losses import classification_loss
+    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
 
     if config.data is None:  # each node writes its own copy
         data = data.relocate(moving_discs_folder())
@@ -217,7 +217,7 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model != DISCS.model:
-        from raydali.train.models.classification import check_video_model  # imports torchvision: seconds
+        from raydali.training.models.classification import check_video_model  # imports torchvision: seconds
 
         check_video_model(config.model, config.sequence_length, config.image_size)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raydali.data.tasks.classification import TrainImages, ValidationImages
     from raydali.errors import DataError, UsageError
     from raydali.own_loop import measured
-    from raydali.train.models.normalized import Normalized
+    from raydali.training.models.normalized import Normalized
 
 # Triton 3.9 fuses multiplications with additions in raydali's kernels, and warns that Triton 3.10 will not by default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -38,7 +38,7 @@ __all__ = [
 
 _HOME = {
     "DataError": "errors",
-    "Normalized": "train.models.normalized",
+    "Normalized": "training.models.normalized",
     "OrderedPass": "data.stream.stream",
     "Stream": "data.stream.stream",
     "TrainImages": "data.tasks.classification",

@@ -22,7 +22,7 @@ from raydali.errors import UsageError
 from raydali.measure.meter import EpochMeter
 from raydali.measure.records import epoch_record, segment_of
 from raydali.text import plural
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 
 def measured(loader: Loader) -> Iterator["Epoch"]:

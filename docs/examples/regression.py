@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydali.launch.worker.session import Session
-    from raydali.train.evaluation.validation import ValidationPass
+    from raydali.training.evaluation.validation import ValidationPass
 
 Data = TrainAndVal[LabeledFiles]
 
@@ -56,7 +56,7 @@ def open_data(config: Config) -> Data:
 
 def build_model(config: Config, classes: int = 0) -> "nn.Module":
     """Build the model, which has one output."""
-    from raydali.train.models import classification
+    from raydali.training.models import classification
 
     return classification.build_model(config.model, 1, config.image_size)
 
@@ -65,7 +65,7 @@ def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Map
     """Return "rmse", the root of the mean squared error, and "r2", the share of the variance that is explained."""
     import torch
 
-    from raydali.train.evaluation.validation import evaluating, require_read
+    from raydali.training.evaluation.validation import evaluating, require_read
 
     sums = torch.zeros(4, dtype=torch.float64, device=val.worker.device)
     with torch.inference_mode(), evaluating(network):
@@ -87,7 +87,7 @@ def predictions(config: Config, outputs: "torch.Tensor", paths: Sequence[str]) -
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return what takes 8-bit images, and returns their numbers (N, 1)."""
-    from raydali.train.models.normalized import Normalized
+    from raydali.training.models.normalized import Normalized
 
     return Normalized(model)
 
@@ -107,7 +107,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
     from torch.nn import functional as F
 
     from raydali.launch.worker.training_run import TrainingRun
-    from raydali.train.optim import build_optimizer, learning_rate, set_learning_rate
+    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
 
     run = TrainingRun(config, session, samples=len(data.train))
     model = run.synchronized(build_model(config).to(run.worker.device))

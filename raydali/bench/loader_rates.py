@@ -117,7 +117,7 @@ class Task(ABC):
         """Convert raydali's batches to the task's format, by `Normalized` on the device as jobs do."""
         import torch
 
-        from raydali.train.models.normalized import Normalized
+        from raydali.training.models.normalized import Normalized
 
         model = Normalized(torch.nn.Identity()).to(self.device)
         for batch in batches:

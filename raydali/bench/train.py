@@ -203,7 +203,7 @@ def check_classifier(model: str) -> None:
         UsageError: there is no such model.
     """
     if model not in ("resnet50", "resnet18", "digits"):
-        from raydali.train.models.classification import check_model
+        from raydali.training.models.classification import check_model
 
         check_model(model)
 

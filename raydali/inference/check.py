@@ -1,6 +1,6 @@
 """Check that the network of a job computes what the run computed, before anything is done with it.
 
-A run keeps some samples of its validation (train/evaluation/reference.py): files, the loader's inputs, and outputs.
+A run keeps some samples of its validation (training/evaluation/reference.py): files, the loader's inputs, and outputs.
 
     file --> input       with val_pipeline(config), where the run's data can be read
     input --> outputs    with network(model, config), on whatever machine
@@ -19,7 +19,7 @@ from raydali.extras import default_loader
 from raydali.inference.trained_run import TrainedRun
 from raydali.run.folder import EPOCHS
 from raydali.text import error_line, plural
-from raydali.train.evaluation.reference import Reference, files_of, raw_outputs, sha256
+from raydali.training.evaluation.reference import Reference, files_of, raw_outputs, sha256
 
 OUTPUT_LIMIT = 2e-4
 """Largest difference of outputs, as a share of the largest output. Between a CPU and a GPU it was at most 1.2e-5 for

@@ -27,8 +27,8 @@ from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
 from raydali.inference.trained_run import TrainedRun
-from raydali.train.evaluation.validation import ValidationPass
-from raydali.train.step import Precision
+from raydali.training.evaluation.validation import ValidationPass
+from raydali.training.step import Precision
 
 Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]
 """Ids and outputs of each batch."""

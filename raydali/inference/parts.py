@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 LEAST_PARTS, MOST_PARTS = 64, 4096
 """Enough for any number of workers to share; few enough for one file for each."""

@@ -30,10 +30,10 @@ from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_REFERENCE
 from raydali.text import error_line, summarize
-from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
-from raydali.train.evaluation.reference import Reference
-from raydali.train.evaluation.restoration import restored_files
-from raydali.train.weights.reading import read_state
+from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
+from raydali.training.evaluation.reference import Reference
+from raydali.training.evaluation.restoration import restored_files
+from raydali.training.weights.reading import read_state
 
 Checkpoint = Literal["best", "newest"]
 

@@ -7,7 +7,7 @@
     the training samples                          shuffle_block, shuffle_window, shuffle_apart
     the hardware of all workers                   precision, compile, fused
 
-All other defaults are in the classes of the options, or in a recipe (train/recipe.py).
+All other defaults are in the classes of the options, or in a recipe (training/recipe.py).
 
 What is chosen is written to `config.json` by value, and a resume takes it from there, unless the option is given. Only
 the loader is chosen at each start.
@@ -29,7 +29,7 @@ from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_res
 from raydali.extras import default_loader
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
 from raydali.launch.options import LaunchOptions
-from raydali.train.recipe import find_recipe, micro_batch
+from raydali.training.recipe import find_recipe, micro_batch
 
 HARDWARE_OPTIONS = "precision", "compile", "fused"
 """Options that are None until the workers know their hardware."""

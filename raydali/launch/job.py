@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from raydali.launch.channel import DriverChannel
     from raydali.run.folder import RunFolder
-    from raydali.train.weights.matching import MatchedWeights
+    from raydali.training.weights.matching import MatchedWeights
 
 Config = TypeVar("Config", bound=LaunchOptions)
 Task = Literal["classification", "detection", "restoration", "segmentation", "video"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raydali.errors import UsageError
 from raydali.launch.options import Bounds, TrainingOptions, require
-from raydali.train.learning_rates import PEAKS, OptimizerName, parse_schedule
+from raydali.training.learning_rates import PEAKS, OptimizerName, parse_schedule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ class OptimizerOptions(ScheduleOptions):
             "no_decay": self.no_decay,
         }
         if self.optimizer == "muon":
-            from raydali.train.models.classification import head_names
+            from raydali.training.models.classification import head_names
 
             settings["head"] = head_names(build, classes)
         return settings

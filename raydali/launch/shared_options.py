@@ -14,7 +14,7 @@ from raydali.errors import UsageError
 from raydali.launch.optimizer_options import OptimizerOptions
 from raydali.launch.options import AT_LEAST_0, AT_LEAST_1, Bounds, ImageOptions, TrainingOptions
 from raydali.text import plural, summarize
-from raydali.train.recipe import find_recipe
+from raydali.training.recipe import find_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,8 +53,8 @@ class FineTuningOptions(StartingWeightsOptions, OptimizerOptions):
         settings = super().optimizer_settings(build, classes)
         if self.layer_decay == self.head_lr_scale == 1:
             return settings
-        from raydali.train.finetuning import learning_rate_scales
-        from raydali.train.models.classification import head_names, on_meta
+        from raydali.training.finetuning import learning_rate_scales
+        from raydali.training.models.classification import head_names, on_meta
 
         model, head = on_meta(partial(build, classes)), head_names(build, classes)
         scales = learning_rate_scales(model, head, layer_decay=self.layer_decay, head_lr_scale=self.head_lr_scale)

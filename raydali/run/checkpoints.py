@@ -21,9 +21,9 @@ from raydali.run.events import CheckpointFailed, CheckpointRefused, Event, First
 from raydali.run.find import MANIFEST, REFUSED, lost_checkpoint, name_of, newest_first, step_of
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BestWeights
-from raydali.train import checkpoint_file
-from raydali.train.checkpoint_file import FILE_NAME, BadCheckpointError
-from raydali.train.worker import Worker
+from raydali.training import checkpoint_file
+from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError
+from raydali.training.worker import Worker
 
 KEPT = 3
 """Number of the newest checkpoints to keep; older ones are deleted."""

@@ -24,7 +24,7 @@ import torch
 from raydali.data.index.cache import cache_folder
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 FOLDER = "compile_cache"
 NODE_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}

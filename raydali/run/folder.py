@@ -7,7 +7,7 @@ attempt.json    the driver and worker group that own the folder (attempt.py)
 epochs.jsonl    a row per epoch; written by rank 0 before the checkpoint that covers it
 events.jsonl    starts, resumes, failures, the end (events.py); written by the driver
 samples/        with --trace-samples: which rank trained on which sample at which step (sample_trace.py)
-traces/         with --profile-steps: what each rank did in these steps (train/profiling.py)
+traces/         with --profile-steps: what each rank did in these steps (training/profiling.py)
 tensorboard/    the numbers of each epoch, for TensorBoard; written by the driver (report/tensorboard.py)
 tracking.json   with --track: the ids of the run in other programs (report/tracking.py)
 samples.png     in restoration: input, output and target of some test images (report/comparison_grid.py)

@@ -15,7 +15,7 @@ from raydali.errors import UsageError
 from raydali.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from raydali.train.evaluation.reference import Reference
+    from raydali.training.evaluation.reference import Reference
 
 MODEL, BEST = "model.json", "best/model.safetensors"
 BEST_REFERENCE = "best/reference.pt"

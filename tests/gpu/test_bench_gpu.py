@@ -10,7 +10,7 @@ from raydali.bench import strategies, train
 from raydali.bench.processes import join_ranks, run_ranks
 from raydali.bench.strategies import StrategiesBench
 from raydali.bench.train import TrainBench
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from raydali.run.compile_cache import NODE_FOLDERS, CompileCache
 from raydali.run.folder import RunFolder
-from raydali.train.step import ForwardBackward, Precision
-from raydali.train.worker import Worker
+from raydali.training.step import ForwardBackward, Precision
+from raydali.training.worker import Worker
 from tests.support.ranks import folder_of, run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -9,10 +9,10 @@ import torch
 
 from jobs.detection import SHAPES, network, open_data, train
 from raydali.host.hardware import PrecisionName
-from raydali.train.cuda_graphs import WARM_UP_STEPS, _GraphedPart
-from raydali.train.models.detection import build_detector, constant_parts, detection_loss
-from raydali.train.step import ForwardBackward, Precision
-from raydali.train.worker import Worker
+from raydali.training.cuda_graphs import WARM_UP_STEPS, _GraphedPart
+from raydali.training.models.detection import build_detector, constant_parts, detection_loss
+from raydali.training.step import ForwardBackward, Precision
+from raydali.training.worker import Worker
 from tests.support.ranks import LocalSession, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

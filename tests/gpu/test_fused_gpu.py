@@ -12,11 +12,11 @@ import torchvision
 from torch.nn import functional
 
 from raydali.bench.train_rank import optimizer_step
-from raydali.train.cuda_graphs import WARM_UP_STEPS
-from raydali.train.fused import kernels, layers, operators
-from raydali.train.models.normalized import Normalized
-from raydali.train.step import ForwardBackward, Precision
-from raydali.train.worker import Worker
+from raydali.training.cuda_graphs import WARM_UP_STEPS
+from raydali.training.fused import kernels, layers, operators
+from raydali.training.models.normalized import Normalized
+from raydali.training.step import ForwardBackward, Precision
+from raydali.training.worker import Worker
 from tests.support.batch_norms import SETTINGS, count_layers, random_bits, random_images, results, tensors
 
 pytestmark = pytest.mark.gpu
@@ -284,7 +284,7 @@ def test_a_compiled_step(name: str, rates: dict[str, float], seen: list[int], mo
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     of, left_out = STEPS[name]
     for each in left_out or []:
-        monkeypatch.setattr(f"raydali.train.fused.{each}", lambda _: 0)
+        monkeypatch.setattr(f"raydali.training.fused.{each}", lambda _: 0)
     model, normalized, worker = network(of)
     images, labels = batch_of(BATCH, 224)
     is_fused = left_out is not None

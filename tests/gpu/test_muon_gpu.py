@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydali.train import optim
-from raydali.train.models.classification import build_model
-from raydali.train.worker import Worker
+from raydali.training import optim
+from raydali.training.models.classification import build_model
+from raydali.training.worker import Worker
 from tests.support.torch_muon import ComparedMuon
 
 pytestmark = pytest.mark.gpu

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from raydali.train.learning_rates import OptimizerName
-from raydali.train.losses import mixing
-from raydali.train.models.small_images import digits_network
-from raydali.train.optim import MovingAverage, build_optimizer, set_learning_rate
+from raydali.training.learning_rates import OptimizerName
+from raydali.training.losses import mixing
+from raydali.training.models.small_images import digits_network
+from raydali.training.optim import MovingAverage, build_optimizer, set_learning_rate
 
 pytestmark = pytest.mark.gpu
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from raydali.train.checkpoint_file import snapshot
-from raydali.train.learning_rates import OptimizerName
-from raydali.train.models.small_images import digits_network
-from raydali.train.optim import build_optimizer, load_optimizer
-from raydali.train.step import Precision
-from raydali.train.warmup import _undone
+from raydali.training.checkpoint_file import snapshot
+from raydali.training.learning_rates import OptimizerName
+from raydali.training.models.small_images import digits_network
+from raydali.training.optim import build_optimizer, load_optimizer
+from raydali.training.step import Precision
+from raydali.training.warmup import _undone
 
 pytestmark = pytest.mark.gpu
 NAMES = get_args(OptimizerName)

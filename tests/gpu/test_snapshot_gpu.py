@@ -15,8 +15,8 @@ import torchvision
 from jobs.imagenet import DIGITS, train
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import EPOCHS
-from raydali.train.checkpoint_file import Snapshots
-from raydali.train.optim import MovingAverage
+from raydali.training.checkpoint_file import Snapshots
+from raydali.training.optim import MovingAverage
 from tests.support.digits import digits_data
 from tests.support.ranks import LocalSession, folder_of
 

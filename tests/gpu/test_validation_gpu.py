@@ -17,13 +17,13 @@ from raydali.data.load.dali_loader import DaliLoader
 from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
-from raydali.train.evaluation.classification import evaluate
-from raydali.train.evaluation.validation import ValidationForward
-from raydali.train.models.normalized import Normalized
-from raydali.train.models.small_images import digits_network
-from raydali.train.optim import MovingAverage
-from raydali.train.step import Precision
-from raydali.train.worker import Worker
+from raydali.training.evaluation.classification import evaluate
+from raydali.training.evaluation.validation import ValidationForward
+from raydali.training.models.normalized import Normalized
+from raydali.training.models.small_images import digits_network
+from raydali.training.optim import MovingAverage
+from raydali.training.step import Precision
+from raydali.training.worker import Worker
 from tests.support.pictures import encoded, files, photograph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from raydali.measure.verdict import verdict
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 from tests.measure.test_planted import BIG, named, run
 from tests.support import planted
 from tests.support.planted import Plant

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from jobs.imagenet import DIGITS, train
 from raydali.launch.worker import rehearsal
 from raydali.measure import ceiling
-from raydali.train import warmup
+from raydali.training import warmup
 from tests.support.digits import digits_data
 from tests.support.ranks import LocalSession, folder_of
 

@@ -23,9 +23,9 @@ from raydali.inference.check import OUTPUT_LIMIT
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST_REFERENCE
-from raydali.train.evaluation.reference import Reference, raw_outputs
-from raydali.train.models.classification import build_model
-from raydali.train.models.normalized import Normalized
+from raydali.training.evaluation.reference import Reference, raw_outputs
+from raydali.training.models.classification import build_model
+from raydali.training.models.normalized import Normalized
 from tests.support.copied_jobs import Changes, changed_copy, trained_copy
 from tests.support.digits import few_digits
 from tests.support.messages import mentioning, mentions
@@ -95,7 +95,7 @@ SWAPPED = """
             return self.network(images)[:, [1, 0, *range(2, classes)]]
 
     evaluated = run.inference(Swapped().to(device))"""
-OTHER_MEAN = """from raydali.train.models.normalized import Normalized
+OTHER_MEAN = """from raydali.training.models.normalized import Normalized
     evaluated = run.inference(Normalized(weights, (0.505, 0.456, 0.406), config.std).to(device))"""
 DISAGREEING: dict[str, tuple[str, Changes]] = {
     "a mean off by 0.02": ("imagenet", {INFERENCE: OTHER_MEAN}),
@@ -315,6 +315,6 @@ def test_outputs_without_a_row_for_each_sample_are_not_kept(
     refused = partial(raw_outputs, Found())
     with pytest.raises(ValueError, match="raw_outputs"):
         refused(torch.zeros(4, 3, 8, 8))
-    monkeypatch.setattr("raydali.train.evaluation.reference.raw_outputs", lambda _, images: refused(images))
+    monkeypatch.setattr("raydali.training.evaluation.reference.raw_outputs", lambda _, images: refused(images))
     run = trained_copy(changed_copy("imagenet", {}, tmp_path), tmp_path, **options_of("imagenet", data))
     assert run.exists("best/model.safetensors") and not run.exists(BEST_REFERENCE) and "raw_outputs" in caplog.text

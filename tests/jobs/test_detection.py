@@ -18,9 +18,9 @@ from pycocotools.cocoeval import COCOeval
 from jobs.detection import SHAPES, Config, Data, open_data, train
 from raydali.data.index.coco import Coco
 from raydali.errors import UsageError
-from raydali.train.evaluation.detection import Found, coco_metrics
-from raydali.train.models.detection import build_detector, check_detector
-from raydali.train.step import Precision
+from raydali.training.evaluation.detection import Found, coco_metrics
+from raydali.training.models.detection import build_detector, check_detector
+from raydali.training.step import Precision
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from jobs import detection, restoration, segmentation
 from jobs.imagenet import Data, build_model, train
 from raydali.data.index.source import classes_of
-from raydali.train.weights.matching import MatchedWeights, match
-from raydali.train.weights.reading import read_weights
+from raydali.training.weights.matching import MatchedWeights, match
+from raydali.training.weights.reading import read_weights
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.ranks import Stopped, folder_of, run_ranks

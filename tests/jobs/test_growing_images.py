@@ -14,7 +14,7 @@ from raydali.errors import UsageError
 from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message
-from raydali.train.models.normalized import Normalized
+from raydali.training.models.normalized import Normalized
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank_in_double, undisturbed
 from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks

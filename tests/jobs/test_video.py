@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from jobs.video import DISCS, Config, Data, build_model, open_data, train
 from raydali.errors import UsageError
-from raydali.train.models.classification import build_video_model, check_video_model
-from raydali.train.weights.matching import match
-from raydali.train.weights.reading import read_weights
+from raydali.training.models.classification import build_video_model, check_video_model
+from raydali.training.weights.matching import match
+from raydali.training.weights.reading import read_weights
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks

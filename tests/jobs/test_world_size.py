@@ -197,7 +197,7 @@ def even_and_large(digits: LabeledSource) -> LabeledSource:
     return replace(digits, labels=labels, classes=("even", "large"))
 
 
-@pytest.mark.slow  # tests/train/test_losses.py has the losses alone
+@pytest.mark.slow  # tests/training/test_losses.py has the losses alone
 @pytest.mark.parametrize("several", [False, True])
 def test_weighted_losses_and_several_labels_on_1_to_3_workers(tmp_path: Path, digits: Data, several: bool) -> None:
     config = replace(CONFIG, epochs=1, class_weights="balanced", label_smoothing=0.1, multi_label=several, data="x")

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from raydali.measure.flops import flops_per_image, peak_flops, peak_of
-from raydali.train.models.small_images import digits_network
+from raydali.training.models.small_images import digits_network
 from tests.support.messages import mentions
 
 

@@ -2,7 +2,7 @@
 
 from raydali.report.html.page import run_page
 from raydali.report.html.text import beside_published, recipe_lines
-from raydali.train.recipe import find_recipe
+from raydali.training.recipe import find_recipe
 from tests.support.messages import mentions
 from tests.support.report_pages import history, text
 from tests.support.report_runs import event, record, start

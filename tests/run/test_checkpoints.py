@@ -17,9 +17,9 @@ from raydali.run.checkpoints import KEPT, CheckpointStore
 from raydali.run.events import Event
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights, read_model
-from raydali.train import checkpoint_file
-from raydali.train.checkpoint_file import serialize
-from raydali.train.worker import Worker
+from raydali.training import checkpoint_file
+from raydali.training.checkpoint_file import serialize
+from raydali.training.worker import Worker
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import LocalSession, folder_of, run_ranks

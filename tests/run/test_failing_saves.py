@@ -13,7 +13,7 @@ from raydali.run import checkpoints
 from raydali.run.checkpoints import MAX_FAILURES
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights
-from raydali.train import checkpoint_file
+from raydali.training import checkpoint_file
 from tests.support.checkpoint_stores import Rows, newest, save, state_of, store_of
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning, mentions

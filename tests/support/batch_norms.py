@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-import raydali.train.fused.layers  # noqa: F401  # torch.ops.raydali
-from raydali.train.fused import kernels
+import raydali.training.fused.layers  # noqa: F401  # torch.ops.raydali
+from raydali.training.fused import kernels
 
 SETTINGS = 0.1, 1e-5
 """Momentum and eps."""

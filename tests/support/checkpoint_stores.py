@@ -7,7 +7,7 @@ import torch
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Event, FirstCheckpoint
 from raydali.run.folder import RunFolder
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 
 class Rows(list[dict[str, Any]]):

@@ -10,7 +10,7 @@ import pytest
 
 from raydali.measure import ceiling
 from raydali.run.folder import RunFolder
-from raydali.train.weights.matching import MatchedWeights
+from raydali.training.weights.matching import MatchedWeights
 from tests.support.ranks import LocalSession
 
 

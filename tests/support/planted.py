@@ -14,14 +14,14 @@ import torch.distributed as dist
 from nvidia.dali import fn
 from torch import nn
 
-import raydali.train.models.classification
+import raydali.training.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
 from raydali.data.index.files import Files
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.dali_loader import DaliLoader
 from raydali.data.tasks.classification import TrainImages
 from raydali.run.folder import RunFolder
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 from tests.support.pictures import encoded, photograph
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
@@ -145,8 +145,8 @@ def slow_inputs(_: int) -> None:
 
 
 def _with_model(change: Callable[[nn.Module], nn.Module]) -> None:
-    build = raydali.train.models.classification.build_model
-    raydali.train.models.classification.build_model = lambda *args, **options: change(build(*args, **options))
+    build = raydali.training.models.classification.build_model
+    raydali.training.models.classification.build_model = lambda *args, **options: change(build(*args, **options))
 
 
 def slow_rank_1(rank: int) -> None:

@@ -17,8 +17,8 @@ from raydali.measure.records import Figures
 from raydali.run.events import Event, Notice, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message
-from raydali.train.weights.matching import MatchedWeights
-from raydali.train.worker import Worker
+from raydali.training.weights.matching import MatchedWeights
+from raydali.training.worker import Worker
 
 # What takes seconds to import is imported once, then every rank is a fork of that clean process.
 context = multiprocessing.get_context("forkserver")
@@ -34,9 +34,9 @@ context.set_forkserver_preload(
         # What a job imports in a worker, a test beside its job, and both for their images and tables.
         "raydali.data.broken.screening",
         "raydali.data.load.dali_loader",
-        "raydali.train.evaluation.classification",
-        "raydali.train.losses",
-        "raydali.train.optim",
+        "raydali.training.evaluation.classification",
+        "raydali.training.losses",
+        "raydali.training.optim",
         "pyarrow.pandas_compat",
         "safetensors.torch",
         "tests.support.broken",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from raydali.train.optim import build_optimizer, hidden_matrices, load_optimizer, set_learning_rate
+from raydali.training.optim import build_optimizer, hidden_matrices, load_optimizer, set_learning_rate
 
 
 class ComparedMuon:

@@ -6,7 +6,7 @@
 
 A loader knows no Ray: rank and world size are integers.
 
-Images stay 8-bit up to the model, which normalises them (train/models/normalized.py): a quarter of the memory and of
+Images stay 8-bit up to the model, which normalises them (training/models/normalized.py): a quarter of the memory and of
 the copying, and compiled it costs the step nothing.
 
 A loader notes which samples it has in flight, in a file on the node that outlives the process. If a decoder crashes its

@@ -22,8 +22,8 @@ from raydali.inference.kinds.classification import Classification, MultiLabel
 from raydali.inference.kinds.kind import Restoration
 from raydali.inference.kinds.segmentation import Segmentation
 from raydali.inference.trained_run import TrainedRun
-from raydali.train.evaluation.restoration import in_8_bits
-from raydali.train.models.normalized import Normalized
+from raydali.training.evaluation.restoration import in_8_bits
+from raydali.training.models.normalized import Normalized
 
 INPUT = "images"
 Answer = Literal["class", "labels", "image", "scores", "values"]

@@ -23,7 +23,7 @@ from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
 from raydali.text import printable, summarize
-from raydali.train.evaluation.detection import Found, coco_metrics, in_originals
+from raydali.training.evaluation.detection import Found, coco_metrics, in_originals
 
 SURE, SAME = 0.5, 0.5
 """Score above which a box counts as found, and IoU from which it is the box of the annotation; for the worst images."""

@@ -28,7 +28,7 @@ from raydali.inference.labeled_data import unlabeled
 from raydali.inference.worst import worst_of
 from raydali.launch.job import Job
 from raydali.text import printable
-from raydali.train.evaluation.restoration import per_image
+from raydali.training.evaluation.restoration import per_image
 
 Arrays = dict[str, Any]
 """Outputs by name, NDArray or lists; "ids" has the ids of the samples, int64 (n,)."""

@@ -19,7 +19,7 @@ from raydali.data.read.storage import is_folder
 from raydali.inference.kinds.kind import Arrays, Columns, Kind
 from raydali.inference.labeled_data import labels_among
 from raydali.inference.worst import worst_of
-from raydali.train.evaluation.segmentation import confusion, encoded
+from raydali.training.evaluation.segmentation import confusion, encoded
 
 _NAMED = 3
 """Classes that are named below each of the worst images."""

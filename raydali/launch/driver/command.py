@@ -29,7 +29,7 @@ from raydali.launch.driver.launcher import launch
 from raydali.launch.job import Job
 from raydali.output import exit_codes, mark_warnings, parse_options
 from raydali.report.console import Console
-from raydali.train.recipe import find_recipe
+from raydali.training.recipe import find_recipe
 
 Config = TypeVar("Config")
 

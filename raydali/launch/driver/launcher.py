@@ -44,7 +44,7 @@ from raydali.run.model_file import write_model
 from raydali.text import plural
 
 if TYPE_CHECKING:
-    from raydali.train.weights.matching import MatchedWeights
+    from raydali.training.weights.matching import MatchedWeights
 
 STREAM_SETTINGS = (
     "fingerprint",
@@ -113,7 +113,7 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     check_one_sample(job, options, data)
     matched = None
     if weights is not None:
-        from raydali.train.weights.matching import match
+        from raydali.training.weights.matching import match
 
         matched = match(weights, build, len(classes), classes, getattr(options, "new_layers", None))
     if warning := crop_warning(options):

@@ -23,8 +23,8 @@ from raydali.text import error_line, plural, summarize
 if TYPE_CHECKING:
     from torch import nn
 
-    from raydali.train.weights.matching import MatchedWeights
-    from raydali.train.weights.reading import Weights
+    from raydali.training.weights.matching import MatchedWeights
+    from raydali.training.weights.reading import Weights
 
 SHA256 = "weights_sha256"
 """The setting in config.json that identifies the weights, since their file may move."""
@@ -49,7 +49,7 @@ def read_starting_weights(
     resumes = earlier is not None and newest_step(folder) is not None
     if earlier is not None and resumes and earlier.settings.get("weights") == options.weights:
         return earlier.settings.get(SHA256), None
-    from raydali.train.weights.reading import read_weights
+    from raydali.training.weights.reading import read_weights
 
     run = place_of(options.weights)
     source = run if Path(run).is_dir() else options.weights
@@ -64,8 +64,8 @@ def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", cl
         UsageError: it does not, or it matches none.
     """
     if (pattern := getattr(options, "freeze", None)) is not None:
-        from raydali.train.finetuning import freeze
-        from raydali.train.models.classification import on_meta
+        from raydali.training.finetuning import freeze
+        from raydali.training.models.classification import on_meta
 
         freeze(on_meta(partial(build, len(classes))), pattern)
 
@@ -78,8 +78,8 @@ def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[An
     """
     if options.batch_size > 1 or options.sync_bn:
         return
-    from raydali.train.finetuning import freeze
-    from raydali.train.models.classification import has_one_value_per_channel
+    from raydali.training.finetuning import freeze
+    from raydali.training.models.classification import has_one_value_per_channel
 
     def build() -> "nn.Module":
         model = job.build_model(options, len(classes_of(data.train)))

@@ -27,7 +27,7 @@ from raydali.text import plural
 if TYPE_CHECKING:
     from raydali.launch.channel import Call
     from raydali.launch.trainer import GroupEnd
-    from raydali.train.weights.matching import MatchedWeights
+    from raydali.training.weights.matching import MatchedWeights
 
 START_LINE_SECONDS = 25.0
 """Interval of lines on a group that starts."""

@@ -31,7 +31,7 @@ from raydali.launch.worker.session import Session
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 from raydali.text import plural, summarize
-from raydali.train.worker import BROKEN, Worker
+from raydali.training.worker import BROKEN, Worker
 
 EXCHANGE_STEPS = 16
 """Interval at which ranks merge new findings, if any rank has some."""

@@ -17,7 +17,7 @@ from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_optio
 from raydali.launch.worker.session import Session
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import CONFIG
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 
 def worker_environment(worker: Worker) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from raydali.host import start_clock
 from raydali.host.cpu_times import load
 from raydali.host.processes import start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
-from raydali.train import worker
+from raydali.training import worker
 
 _SHOWN_FRAMES = 12
 _LIBRARIES = "site-packages"

@@ -33,8 +33,8 @@ from raydali.run.folder import RunFolder
 from raydali.run.ledger import group_id
 from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, WorkerError
 from raydali.text import plural
-from raydali.train.weights.matching import MatchedWeights
-from raydali.train.worker import Worker
+from raydali.training.weights.matching import MatchedWeights
+from raydali.training.worker import Worker
 
 PROGRESS_SECONDS = 0.5
 """Interval at which rank 0 sends its progress to the driver, and asks for the driver's notice."""

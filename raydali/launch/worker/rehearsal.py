@@ -22,7 +22,7 @@ from raydali.measure.meter import EpochMeter
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.messages import Note
-from raydali.train.warmup import warm_up, warm_up_steps
+from raydali.training.warmup import warm_up, warm_up_steps
 
 
 class Rehearsal:

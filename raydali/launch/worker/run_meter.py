@@ -14,7 +14,7 @@ from raydali.measure.flops import peak_flops
 from raydali.measure.meter import EpochMeter, LiveMetrics
 from raydali.measure.records import epoch_record
 from raydali.run.messages import EpochEnded
-from raydali.train.profiling import StepTrace
+from raydali.training.profiling import StepTrace
 
 
 class RunMeter:

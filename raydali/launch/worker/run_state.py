@@ -20,10 +20,10 @@ from raydali.measure.records import RankRecord, segment_of
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples
-from raydali.train.checkpoint_file import Snapshot, Snapshots, is_finite
-from raydali.train.evaluation.reference import Reference
-from raydali.train.optim import load_optimizer
-from raydali.train.worker import Worker
+from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite
+from raydali.training.evaluation.reference import Reference
+from raydali.training.optim import load_optimizer
+from raydali.training.worker import Worker
 
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "name",

@@ -11,8 +11,8 @@ from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning
-from raydali.train.weights.matching import MatchedWeights
-from raydali.train.worker import Worker
+from raydali.training.weights.matching import MatchedWeights
+from raydali.training.worker import Worker
 
 
 @dataclass

@@ -20,7 +20,7 @@ from raydali.data.read.storage import CONNECTIONS, ObjectPart, not_permitted
 from raydali.host.child import Child, ChildDiedError
 from raydali.run.data_contents import FILES, indexes_of, sample
 from raydali.text import GIGABYTE, summarize
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 _CROWDED = 0.1
 """From this share of the size on, entries of other data are worth a warning once there is no room."""

@@ -21,8 +21,8 @@ from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
 from raydali.run.sample_trace import SampleTrace
-from raydali.train.evaluation.validation import ValidationForward
-from raydali.train.step import ForwardBackward, Precision, RunningStatistics
+from raydali.training.evaluation.validation import ValidationForward
+from raydali.training.step import ForwardBackward, Precision, RunningStatistics
 
 
 class RunParts:

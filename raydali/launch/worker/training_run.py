@@ -48,11 +48,11 @@ from raydali.launch.worker.short_run import ShortRun
 from raydali.launch.worker.step import RunParts, Step, require
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
-from raydali.train.evaluation.reference import Reference, ReferenceWatch
-from raydali.train.evaluation.validation import ValidationForward, ValidationPass
-from raydali.train.finetuning import freeze
-from raydali.train.step import ForwardBackward, RunningStatistics, with_sync_batchnorm
-from raydali.train.worker import NOTICES
+from raydali.training.evaluation.reference import Reference, ReferenceWatch
+from raydali.training.evaluation.validation import ValidationForward, ValidationPass
+from raydali.training.finetuning import freeze
+from raydali.training.step import ForwardBackward, RunningStatistics, with_sync_batchnorm
+from raydali.training.worker import NOTICES
 
 EARLY_SAVES = 2
 """Number of checkpoints at the beginning of a short run: the first ones take longer than in a long run."""

@@ -14,7 +14,7 @@ from raydali.report.html.history import VALIDATION, History, Status, number
 from raydali.run.ledger import energy_of
 from raydali.run.model_file import MODEL
 from raydali.text import duration, plural
-from raydali.train.recipe import Recipe, find_recipe
+from raydali.training.recipe import Recipe, find_recipe
 
 DASH = "\u2013"
 """Shown for a value that was not measured or not given, where there is no room for words."""

@@ -11,7 +11,7 @@ from raydali.data.index.formats import labeled_images, unlabeled_files
 from raydali.data.index.labeled import IMAGE_EXTENSIONS
 from raydali.data.read.storage import why_pointer
 from raydali.errors import DataError, UsageError
-from raydali.train.weights.reading import read_state
+from raydali.training.weights.reading import read_state
 from tests.support.broken import jpeg
 from tests.support.messages import mentioning, mentions
 from tests.support.tars import tar_cache  # noqa: F401 (a fixture)

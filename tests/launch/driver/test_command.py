@@ -7,7 +7,7 @@ import pytest
 from jobs.imagenet import DIGITS, FINE_TUNING, Config
 from raydali.errors import UsageError
 from raydali.launch.driver.command import parse
-from raydali.train.recipe import find_recipe
+from raydali.training.recipe import find_recipe
 from tests.support.messages import mentioning
 
 

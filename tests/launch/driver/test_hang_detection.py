@@ -14,7 +14,7 @@ from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.worker import heartbeat
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
 
 

@@ -13,7 +13,7 @@ from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.run_state import RunState
 from raydali.measure.meter import EpochMeter
 from raydali.run.checkpoints import CheckpointStore
-from raydali.train.checkpoint_file import is_finite
+from raydali.training.checkpoint_file import is_finite
 from tests.support.digits import digits_data
 from tests.support.messages import mentioning
 from tests.support.ranks import LocalSession, folder_of

@@ -6,7 +6,7 @@ import torch
 
 from raydali.host.hardware import cpu_facts
 from raydali.launch.worker.environment import environment, worker_environment
-from raydali.train.worker import Worker
+from raydali.training.worker import Worker
 
 MACHINE = {"cpu": "AMD EPYC 7B13", "memory": 2**34}
 VERSIONS = {"python": "3.11.7", "torch": "2.15.0", "nvidia-dali-cuda120": ""}

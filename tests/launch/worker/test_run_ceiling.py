@@ -21,10 +21,10 @@ from raydali.measure import ceiling
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, Note
-from raydali.train import warmup
-from raydali.train.step import Precision
-from raydali.train.warmup import warm_up
-from raydali.train.worker import Worker
+from raydali.training import warmup
+from raydali.training.step import Precision
+from raydali.training.warmup import warm_up
+from raydali.training.worker import Worker
 from tests.support.digits import SHORT, digits_data
 from tests.support.rank_records import rank
 from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks

@@ -11,7 +11,7 @@ import psutil
 
 from raydali.host.processes import send
 from raydali.report.console import CONTINUES
-from raydali.train.checkpoint_file import FILE_NAME
+from raydali.training.checkpoint_file import FILE_NAME
 from tests.support.chaos.accounting import FaultOutcome, first, reached
 from tests.support.chaos.nodes import Nodes
 from tests.support.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable

@@ -1,0 +1,347 @@
+"""The arithmetic of a step: precision, forward and backward pass of a micro-batch, and BatchNorm's statistics.
+
+On a GPU forward and backward are one CUDA graph, so that no kernel waits for the host. If a step has several
+micro-batches, each replays the graph, which adds to the gradients. Statistics of BatchNorm do not depend on the number
+of workers: every step updates them once, with the mean of the statistics of all its micro-batches.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision, has_bf16
+from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.measure.flops import flops_per_image
+from raydali.measure.memory import largest_batch, memory_of
+from raydali.training.cuda_graphs import WARM_UP_STEPS, GraphedParts, capture
+from raydali.training.gradients import GradientSums, ddp_is_slower
+from raydali.training.worker import Worker
+
+Result = TypeVar("Result")
+
+MAX_SHAPES = 64
+"""Number of shapes of inputs for which torch.compile compiles a model; beyond it, the model would run eagerly."""
+WARM_UP_STEPS_OF_DDP = 11
+"""As `WARM_UP_STEPS`, with DDP's own profiling, which lasts until step 10. Steps in fp16 are as many: the first updates
+are left out if gradients overflow."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+
+_log = logging.getLogger(__name__)
+
+
+class Precision:
+    """The precision of training: `bf16` and `fp16` use autocast, and `fp16` scales the loss.
+
+    Parameters are float32, or float64 with `fp64`. In float32, runs that add in another order differ after some steps;
+    in float64, only real differences remain.
+
+    The scaler checks gradients that are equal on all ranks, so all ranks skip the same steps.
+
+    Args:
+        name: the precision, the same on all ranks; None for the device's fastest one.
+    """
+
+    def __init__(self, name: PrecisionName | None, device: torch.device) -> None:
+        name = name or fastest_precision(device.type, bf16=has_bf16(device))
+        self.dtype = _DTYPES[name]
+        self._device = device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of a forward pass."""
+        return torch.autocast(self._device.type, self.dtype, enabled=self.dtype.itemsize == 2)
+
+    @property
+    def of_parameters(self) -> torch.dtype:
+        """The dtype of parameters."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
+def compile_function(function: Callable[..., Result], *, fused: bool | None = False) -> Callable[..., Result]:
+    """Return the function compiled for each shape of its inputs. What cannot be compiled runs eagerly, and is logged.
+
+    Args:
+        function: a function or a module.
+        fused: whether models in it get fused BatchNorm in training, see fused/passes.py; None means False.
+    """
+    import torch._dynamo.config  # it takes seconds
+
+    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.config.recompile_limit = MAX_SHAPES
+    options: dict[str, str | int | bool | Callable[..., object]] | None = None
+    if fused:
+        from raydali.training.fused.passes import inductor_options
+
+        options = inductor_options()
+    return torch.compile(function, dynamic=False, options=options)
+
+
+class ForwardBackward:
+    """A function that computes the loss of a micro-batch and adds its gradients to the gradients of the model.
+
+    It is called as `loss = forward_backward(images, labels)`. Gradients are scaled: each rank sums over its
+    micro-batches, the all-reduce sums over ranks, and the result is the mean over the global batch. The loss is the
+    micro-batch's own, a scalar on the device, and valid until the next call.
+
+    Args:
+        model: the module with all parameters that the loss depends on; their gradients are averaged over workers.
+        loss: computes the mean loss of a micro-batch by calling the model.
+        micro_batches: number of micro-batches of all ranks in a global batch.
+        compiled: whether torch.compile compiles the loss, including the model; None means False. What cannot be
+            compiled runs eagerly, which is logged.
+        fused: whether a compiled model gets fused BatchNorm, see fused/passes.py; None means False.
+        graph: whether to capture a CUDA graph after `warm_up_steps` calls, which later calls replay. This needs tensors
+            of constant shapes until `expect_other_shapes`, and a stream other than the default one. A loss that cannot
+            be captured runs without a graph, which is logged.
+        parts: modules of the model whose shapes are constant, for a loss whose shapes are not: `graph` captures these
+            one by one instead of the loss, unless it is compiled, see cuda_graphs.py.
+        overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
+            gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
+
+    Attributes:
+        loss: see the argument.
+        warm_up_steps: number of eager steps before the capture.
+        allreduce: the timer of the all-reduce; None for one rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., torch.Tensor],
+        worker: Worker,
+        precision: Precision,
+        *,
+        micro_batches: int,
+        compiled: bool | None = False,
+        fused: bool | None = False,
+        graph: bool = False,
+        parts: Sequence[nn.Module] = (),
+        overlap: bool | None = None,
+    ) -> None:
+        self._parts = GraphedParts(parts if graph and not compiled else ())
+        graph = graph and not parts
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        several = micro_batches > worker.world_size
+        if worker.world_size > 1 and overlap is None:
+            pays = worker.device.type in OVERLAP_PAYS
+            overlap = pays and not (graph and (several or ddp_is_slower(self._parameters, worker)))
+        follows, adds = worker.world_size > 1 and not overlap, graph and several and not overlap
+        self._sums = GradientSums(model, worker) if follows or adds else None
+        self._added = self._sums if adds else None
+        self._parallel = None if follows else worker.parallel(_Loss(model, loss))
+        is_short = self._parallel is None and not precision.scaler.is_enabled()
+        self.warm_up_steps = WARM_UP_STEPS if is_short else WARM_UP_STEPS_OF_DDP
+        self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if worker.world_size > 1 else None
+        self.loss, forward = loss, self._parallel or loss
+        self._forward = compile_function(forward, fused=fused) if compiled else forward
+        self._precision = precision
+        self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
+        self._captures = graph and (adds or not several)
+        self.expect_other_shapes()
+
+    @property
+    def is_captured(self) -> bool:
+        """Return whether calls replay a CUDA graph."""
+        return self._graph is not None
+
+    def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
+        """Return how many of these samples fit, after not all of them did; None if not even one does.
+
+        It computes loss and gradients of fewer samples, and communicates with no other rank.
+        """
+
+        def memory(size: int) -> dict[str, int]:  # whose tensors are free again when it ends
+            with self._precision.autocast():
+                loss = self.loss(*(tensor[:size] for tensor in inputs))
+            torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            return memory_of(inputs[0].device)
+
+        size = len(inputs[0])
+        while size > 1:
+            size //= 2
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            with suppress(torch.OutOfMemoryError):
+                return largest_batch(memory(size), size)
+        return None
+
+    def expect_other_shapes(self) -> None:
+        """Free the CUDA graph, if any: the next calls have inputs of other shapes, and are captured anew."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor | None] = []
+        self._calls_to_capture = self.warm_up_steps if self._captures else -1
+
+    def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
+        """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
+        if self._calls_to_capture == 0:
+            self._capture(*inputs)
+        self._calls_to_capture -= 1
+        if self._graph is None:
+            if last or self._parallel is None:
+                loss = self._run(*inputs)
+            else:
+                with self._parallel.no_sync():
+                    loss = self._run(*inputs)
+        else:
+            loss = self._replay(self._graph, *inputs)
+        if last and (self._graph is None or self._added is not None):
+            self._all_reduce()
+        return loss
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, *inputs: torch.Tensor) -> torch.Tensor:
+        for captured, tensor in zip(self._inputs, inputs, strict=True):
+            captured.copy_(tensor)
+        if self._added is not None:
+            self._added.collect()
+        graph.replay()  # first, because the GPU may wait for it
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = parameter.grad if gradient is None else gradient
+        return self._loss
+
+    def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
+        """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
+        with self._precision.autocast():
+            return flops_per_image(self.loss, self._parameters, inputs)
+
+    def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        with self._precision.autocast(), self._parts:
+            loss: torch.Tensor = self._forward(*inputs)
+        self._precision.scaler.scale(loss * self._share).backward()
+        return loss.detach()
+
+    def _all_reduce(self) -> None:
+        if self._sums is not None and self.allreduce is not None:
+            self.allreduce.begin()
+            self._sums.all_reduce()
+            self.allreduce.end()
+
+    def _run_captured(self, *inputs: torch.Tensor) -> torch.Tensor:
+        loss = self._run(*inputs)
+        if self._added is None:
+            self._all_reduce()
+        else:
+            self._added.add()
+        return loss
+
+    def _capture(self, *inputs: torch.Tensor) -> None:
+        self._inputs = [tensor.clone() for tensor in inputs]
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        captured = capture(lambda: self._run_captured(*self._inputs), "the model")
+        if captured is not None:
+            self._graph, self._loss = captured
+            self._gradients = [parameter.grad for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
+
+
+class _Loss(nn.Module):
+    """The loss as a module with the model's parameters, which DistributedDataParallel can wrap."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the loss of these inputs."""
+        return self._loss(*inputs)
+
+
+class RunningStatistics:
+    """The running statistics of a model's BatchNorm layers.
+
+    Each rank uses its own micro-batches. The update is linear, so the mean over ranks, weighted by their numbers of
+    micro-batches, equals the result of one worker. Ranks compute it only before validation and checkpoints.
+
+    Args:
+        model: the unwrapped model. Its layers in evaluation mode are frozen: their statistics are left as they are.
+        micro_batches: number of micro-batches of a global batch that this rank trains on.
+        all_micro_batches: number of micro-batches in a global batch.
+
+    Raises:
+        ValueError: a layer has momentum=None: its cumulative average would depend on the number of batches.
+    """
+
+    def __init__(self, model: nn.Module, *, micro_batches: int, all_micro_batches: int) -> None:
+        norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        layers = [layer for layer in norms if layer.track_running_stats and layer.training]
+        if any(layer.momentum is None for layer in layers):
+            raise ValueError("BatchNorm with momentum=None is not supported: its statistics depend on the batch count")
+        self._buffers: list[torch.Tensor] = [
+            buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None
+        ]
+        self._counts = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
+        self._micro_batches, self._all = micro_batches, all_micro_batches
+        several = self._buffers if micro_batches > 1 else []
+        self._before = [torch.empty_like(buffer) for buffer in several]
+        self._sums = [torch.empty_like(buffer) for buffer in several]
+
+    @torch.no_grad()
+    def begin_micro_batch(self, index: int) -> None:
+        """Prepare for a forward pass, which updates the buffers from their values at the beginning of the step.
+
+        Args:
+            index: the micro-batch's index among this rank's in the step.
+        """
+        if not self._sums:
+            return
+        if index == 0:
+            torch._foreach_copy_(self._before, self._buffers)
+        else:
+            torch._foreach_copy_(self._buffers, self._before)
+            torch._foreach_sub_(self._counts, 1)
+
+    @torch.no_grad()
+    def end_micro_batch(self, index: int) -> None:
+        """Add the result of a forward pass to the sums, and set the statistics to their mean after the last one."""
+        if not self._sums:
+            return
+        if index == 0:
+            torch._foreach_copy_(self._sums, self._buffers)
+        else:
+            torch._foreach_add_(self._sums, self._buffers)
+        if index == self._micro_batches - 1:
+            torch._foreach_copy_(self._buffers, self._sums)
+            torch._foreach_div_(self._buffers, self._micro_batches)
+
+    @torch.no_grad()
+    def average(self, worker: Worker) -> None:
+        """Set the statistics to the weighted mean over ranks. All ranks must call it. The host does not wait for a GPU.
+
+        Averaged again before the next step, they stay as they are.
+        """
+        if worker.world_size == 1 or not self._buffers:
+            return
+        share = self._micro_batches / self._all
+        flat = torch.cat([buffer.flatten() for buffer in self._buffers]).double() * share
+        worker.all_reduce(flat)
+        torch._foreach_copy_(self._buffers, flat.split([len(buffer) for buffer in self._buffers]))
+
+
+def with_sync_batchnorm(model: nn.Module, group: dist.ProcessGroup | None, *, fused: bool = False) -> nn.Module:
+    """Return the model with SyncBatchNorm in place of BatchNorm; frozen layers stay in evaluation mode.
+
+    With `fused`, PyTorch's own layers become layers of fused/layers.py.
+
+    timm's layers of BatchNorm and activation would lose their activation in PyTorch's own conversion. Both conversions
+    lose hooks, which stochastic depth needs (models/factories.py).
+    """
+    hooks = {name: module._forward_hooks for name, module in model.named_modules()}
+    layers = sys.modules.get("timm.layers")
+    convert = layers.convert_sync_batchnorm if layers else nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model, group)
+    for name, module in converted.named_modules():
+        module._forward_hooks.update(hooks.get(name, {}))
+        if fused and type(module) is nn.SyncBatchNorm:
+            from raydali.training.fused.layers import SyncBatchNorm
+
+            module.__class__ = SyncBatchNorm
+    return converted

@@ -1,0 +1,107 @@
+"""The losses of classifiers: weights of classes, several labels, and the same gradients on any number of workers."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.data.mixup import mixup_target
+from timm.loss.binary_cross_entropy import BinaryCrossEntropy
+from torch import nn
+from torch.nn import functional as F
+
+from raydali.training.losses import balanced_weights, classification_loss, mixing
+from raydali.training.step import ForwardBackward, Precision
+from raydali.training.worker import Worker
+from tests.support.ranks import run_ranks
+
+CPU = torch.device("cpu")
+RARE = np.array([0, 0, 0, 0, 2, 2, 3, 0])
+SEVERAL = np.array([[1, 0, 1], [1, 0, 0], [0, 0, 1], [1, 0, 1]], np.uint8)
+
+
+def test_weights_are_n_over_c_times_n_of_the_class() -> None:
+    weights = balanced_weights(RARE, 4)
+    assert weights.tolist() == pytest.approx([8 / (3 * 5), 0, 8 / (3 * 2), 8 / 3])
+    assert weights[RARE].mean().item() == pytest.approx(1)
+    assert balanced_weights(SEVERAL, 3).tolist() == pytest.approx([1 / 3, 1, 1 / 3])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weighted_losses_of_classes_and_shares_agree(smoothing: float) -> None:
+    logits, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.from_numpy(RARE)
+    loss = classification_loss(RARE, 4, label_smoothing=smoothing, class_weights="balanced")
+    shares = F.one_hot(labels, 4).float()
+    assert loss(logits, labels).item() == pytest.approx(loss(logits, shares).item())
+    smooth = shares * (1 - smoothing) + smoothing / 4
+    expected = -(balanced_weights(RARE, 4) * smooth * logits.log_softmax(1)).sum(1).mean()
+    assert loss(logits, labels).item() == pytest.approx(expected.item())
+    plain = classification_loss(RARE, 4, label_smoothing=smoothing)
+    assert torch.equal(plain(logits, labels), F.cross_entropy(logits, labels, label_smoothing=smoothing))
+
+
+def test_a_loss_of_several_labels() -> None:
+    logits, targets = torch.randn(4, 3), torch.from_numpy(SEVERAL)
+    smooth = torch.where(targets == 1, 0.95, 0.05)
+    assert torch.equal(
+        classification_loss(SEVERAL, 3)(logits, targets), F.binary_cross_entropy_with_logits(logits, targets.float())
+    )
+    loss = classification_loss(SEVERAL, 3, label_smoothing=0.1, class_weights="balanced")
+    weighted = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=balanced_weights(SEVERAL, 3))
+    assert loss(logits, targets).item() == pytest.approx(weighted.item())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_binary_cross_entropy_is_timms(smoothing: float, threshold: float | None) -> None:
+    """As timm's train.py has it with --bce-loss --bce-target-thresh: mixup smooths the targets that it mixes."""
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(8, 4, generator=generator), torch.from_numpy(RARE)
+    ours = classification_loss(RARE, 4, loss="bce", bce_threshold=threshold, label_smoothing=smoothing)
+    timms = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
+    torch.testing.assert_close(ours(logits, labels), timms(logits, labels))
+    shares = F.one_hot(labels, 4) * 0.85 + F.one_hot(labels.flip(0), 4) * 0.15
+    mixed = mixup_target(labels, 4, lam=0.85, smoothing=smoothing)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours(logits, shares), timms(logits, mixed))
+
+
+@pytest.mark.parametrize("alphas", [(0.2, 0.0), (0.0, 1.0)])
+def test_several_labels_are_mixed_as_images_are(alphas: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    targets = torch.from_numpy(SEVERAL)
+    flat = targets[:, :1, None, None].expand(4, 3, 16, 16).contiguous() * 255
+    images, mixed = mixing(*alphas, 3)(flat, targets)
+    assert mixed.dtype == torch.float32 and ((mixed >= 0) & (mixed <= 1)).all() and not torch.equal(mixed, targets)
+    assert (images.mean((1, 2, 3)) / 255).tolist() == pytest.approx(mixed[:, 0].tolist(), abs=1e-4)
+    assert classification_loss(SEVERAL, 3, label_smoothing=0.1)(torch.zeros(4, 3), mixed).item() > 0
+
+
+def micro_batch(number: int, several: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    shape, high = ((4, 5), 2) if several else ((4,), 5)
+    return torch.randn(4, 8, generator=generator), torch.randint(0, high, shape, generator=generator)
+
+
+def losses_and_gradients(several: bool) -> tuple[dict[int, float], list[Any]]:
+    """Train on 6 micro-batches; return the losses of this rank's, by number, and the gradients."""
+    worker = Worker.join(CPU, cpus=1, node="")
+    torch.manual_seed(0)
+    model = nn.Linear(8, 5)
+    labels = np.concatenate([micro_batch(number, several)[1].numpy() for number in range(6)])
+    criterion = classification_loss(labels, 5, label_smoothing=0.1, class_weights="balanced")
+    step = ForwardBackward(model, lambda x, y: criterion(model(x), y), worker, Precision("fp32", CPU), micro_batches=6)
+    mine = range(worker.rank, 6, worker.world_size)
+    losses = {number: step(*micro_batch(number, several), last=number == mine[-1]).item() for number in mine}
+    return losses, [copy.deepcopy(each.grad).tolist() for each in model.parameters() if each.grad is not None]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_any_number_of_workers_has_the_same_losses(several: bool) -> None:
+    ((alone, gradients),) = run_ranks(1, losses_and_gradients, several)
+    for world_size in (2, 3):
+        results = run_ranks(world_size, losses_and_gradients, several)
+        assert {number: loss for losses, _ in results for number, loss in losses.items()} == alone
+        for _, of_rank in results:
+            for got, expected in zip(of_rank, gradients, strict=True):
+                np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
