@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from raydali.data.index.files import digest
 from raydali.data.index.listing import entries_or_none, find_files
-from raydali.data.index.row_groups import KEPT_BYTES, image_leaf, open_parquet, read_image
 from raydali.data.index.shard_index import Label, Member, Part, shard_index
 from raydali.data.index.shards import Shards
 from raydali.data.read import storage
 from raydali.data.read.file_parts import read_part
+from raydali.data.read.row_groups import KEPT_BYTES, image_leaf, open_parquet, read_image
 from raydali.data.read.storage import ObjectPart
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydali.data.index import row_groups
 from raydali.data.index.parquet import Parquet
-from raydali.data.index.row_groups import RowGroups
 from raydali.data.load.make import make_loader
+from raydali.data.read import row_groups
+from raydali.data.read.row_groups import RowGroups
 from raydali.data.read.storage import ObjectPart
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import ValidationImages
