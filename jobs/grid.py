@@ -7,8 +7,8 @@ copy of jobs/imagenet.py.
 
 The function runs on the CPU, on numpy arrays. If it needs torch tensors, convert inside it, with
 `torch.from_numpy(image)` and `.numpy()`. If it needs random numbers, return
-`uniforms(2, seed, epochs, ids)` of raydali/data/stream/counter_rng.py from `inputs` too, and DALI passes them to the
-function. They depend on seed, epoch and id, not on the rank.
+`uniforms(2, seed, samples.keys, samples.ids)` of raydali/data/stream/counter_rng.py from `inputs` too, and DALI passes
+them to the function. They depend on seed, epoch and id, not on the rank.
 """
 
 from io import BytesIO
@@ -24,8 +24,9 @@ from torchvision.transforms.v2.functional import resize
 from raydali.data.index.formats import labeled_images
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.make import make_loader
+from raydali.data.read.reading import timed
 from raydali.data.stream.stream import Stream
-from raydali.data.tasks.pipeline import Inputs, Pipeline
+from raydali.data.tasks.pipeline import Inputs, Pipeline, Samples
 from raydali.launch.driver.command import run_main
 from raydali.text import plural
 
@@ -45,16 +46,20 @@ class Grid(Pipeline[LabeledFiles]):
     image_files = 1
     outputs = "whole", "left_top", "right_top", "left_bottom", "right_bottom", "labels"
 
-    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
-        """Return files and labels."""
-        return source.files(ids), source.labels[ids]
+    def files(self, source: LabeledFiles) -> tuple[LabeledFiles]:
+        """Return what the loader reads: the images."""
+        return (source,)
+
+    def inputs(self, source: LabeledFiles, samples: Samples) -> Inputs:
+        """Return the labels, which pass through the graph."""
+        return (source.labels[samples.ids],)
 
     def graph(self, source: LabeledFiles, *inputs: "DataNode", device: str) -> tuple["DataNode", ...]:
         """Decode and cut images on the CPU, and resize them on the device. The loader converts HWC to CHW."""
         from nvidia.dali import fn
 
         image, labels = fn.decoders.image(inputs[0]), inputs[1]
-        cut: Any = fn.python_function(image, function=quarters, num_outputs=4, output_layouts="HWC")
+        cut: Any = fn.python_function(image, function=timed(quarters), num_outputs=4, output_layouts="HWC")
         *parts, labels = (node.gpu() if device == "gpu" else node for node in (image, *cut, labels))
         return *(fn.resize(part, size=(112, 112)) for part in parts), labels
 

@@ -113,9 +113,9 @@ class Feed:
         self.resident = images.contiguous(memory_format=task.layout), batch["labels"]
         self.store = {"torchvision": 2 * task.workers, "torch": task.threads}.get(task.loader, 2)
         if task.loader == "raydali":
-            from raydali.data.load.dali_loader import PREFETCHED_BATCHES
+            from raydali.data.load import depths
 
-            self.store = PREFETCHED_BATCHES
+            self.store = depths.DECODED
         self.batches = _pairs(replace(task, pixels=pixels))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydali.data.read.read_counts import COUNTS
-from raydali.data.read.reading import PythonCpuTime, WaitTimer
+from raydali.data.read.reading import PythonTime, WaitTimer
 from raydali.measure.meter import PULSE_SECONDS, EpochMeter, LiveMetrics, StageClock
 from raydali.measure.records import Figures
 from tests.support.records import epoch_line
@@ -82,7 +82,7 @@ def test_so_far_is_what_has_ended_and_the_shortest_run_is_known(now: Clock) -> N
 
 
 def make_loader() -> Any:
-    return SimpleNamespace(waits=WaitTimer(), python=PythonCpuTime(), prepared_batches=4)
+    return SimpleNamespace(waits=WaitTimer(), python=PythonTime(), prepared_batches=4)
 
 
 def make_meter() -> EpochMeter:

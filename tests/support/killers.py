@@ -16,6 +16,7 @@ from PIL import Image
 from raydali.data.broken import screening
 from raydali.data.decode import decoder_choice, pillow
 from raydali.data.load.dali_loader import DaliLoader
+from raydali.data.tasks.pipeline import Inputs
 from tests.support.broken import jpeg
 
 TURNS = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0"
@@ -51,18 +52,18 @@ def let_killers_through(set: Callable[[object, str, object], None] = setattr) ->
 def die_of_killers() -> None:
     """Let such files through, and have this process die of each that DALI gets, even if DALI decodes a crop of it."""
     let_killers_through()
-    true_next = DaliLoader._next_read
+    true_feed = DaliLoader._feed
 
-    def next_read(self: DaliLoader) -> tuple[Any, ...]:
-        contents = true_next(self)
-        read = self._under_way[-1][1]
+    def feed(self: DaliLoader) -> Inputs:
+        inputs = true_feed(self)
+        read = self._in_flight[-1].read
         if read is not None and any(is_killer(file.data) for files in read.files for file in files):
             signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
             time.sleep(100)  # until it is handled: the thread in which a decoder fails does nothing more
-        return contents
+        return inputs
 
     vars_of: Any = DaliLoader
-    vars_of._next_read = next_read
+    vars_of._feed = feed
 
 
 def dies_late(files: Sequence[bytes], *_: object) -> dict[int, str]:

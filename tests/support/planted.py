@@ -16,9 +16,10 @@ from torch import nn
 
 import raydali.training.models.classification
 from jobs.imagenet import DIGITS, Config, Data, train
-from raydali.data.index.files import Files
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.dali_loader import DaliLoader
+from raydali.data.read import local_files
+from raydali.data.read.reading import timed
 from raydali.data.tasks.classification import TrainImages
 from raydali.run.folder import RunFolder
 from raydali.training.worker import Worker
@@ -100,7 +101,7 @@ def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def slow_reads(_: int) -> None:
     """Four fifths of a second for each file, 32 at a time for each of four batches."""
-    Files.dali_reads = False  # type: ignore[assignment]
+    local_files.FEW = 1 << 30  # Python reads them all
     Path.read_bytes = slowed(Path.read_bytes, 0.8)  # type: ignore[method-assign]
 
 
@@ -127,19 +128,19 @@ def slow_python(_: int) -> None:
 
     def with_python(self: TrainImages, *inputs: Any, **options: Any) -> Any:
         images, *rest = graph(self, *inputs, **options)
-        return fn.python_function(images, function=busy, output_layouts="HWC"), *rest
+        return fn.python_function(images, function=timed(busy), output_layouts="HWC"), *rest
 
     TrainImages.graph = with_python  # type: ignore[method-assign]
 
 
 def slow_inputs(_: int) -> None:
-    """20 ms of Python for each image, before any is read."""
+    """20 ms of Python for each image, before any is decoded."""
     inputs = TrainImages.inputs
 
-    def with_python(self: TrainImages, source: Any, ids: Any, epochs: Any) -> Any:
-        for _ in ids:
+    def with_python(self: TrainImages, source: Any, samples: Any) -> Any:
+        for _ in samples.ids:
             busy(None)
-        return inputs(self, source, ids, epochs)
+        return inputs(self, source, samples)
 
     TrainImages.inputs = with_python  # type: ignore[method-assign]
 

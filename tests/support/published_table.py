@@ -10,18 +10,16 @@ JPEGs in a hardware engine, which a V100 lacks.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from raydali.bench import common, synthetic
 from raydali.bench.loader import LoaderBench, our_batches
 from raydali.bench.loader_rates import Batches, Task, loader_columns, loader_title, measure_loaders, row_name
 from raydali.data.index.labeled import LabeledFiles
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.errors import CommandError, UsageError
 from raydali.output import parse_options
@@ -36,20 +34,23 @@ SETTINGS: dict[str, Any] = {"image_size": 640, "batch_size": 32, "threads": 8, "
 class ResizedImages(Pipeline[LabeledFiles]):
     """A pipeline of resized images in 8 bits; aspect ratios are not kept."""
 
+    image_files = 1
     image_size: int
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return "images", "labels"
 
-    def inputs(self, source: LabeledFiles, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> Inputs:
-        return source.files(ids), source.labels[ids]
+    def files(self, source: LabeledFiles) -> Sequence[LabeledFiles]:
+        return (source,)
+
+    def inputs(self, source: LabeledFiles, samples: Samples) -> Inputs:
+        return (source.labels[samples.ids],)
 
     def graph(self, source: LabeledFiles, *inputs: Any, device: Device) -> tuple[Any, ...]:
         from nvidia.dali import fn
 
-        files, labels = inputs
-        contents = fn.io.file.read(files) if source.dali_reads else files
+        contents, labels = inputs
         images = fn.decoders.image(contents, **DecoderSettings(largest_image=(0, 0)).decoder_options(device))
         images = fn.resize(images, size=(self.image_size, self.image_size))
         return images, labels.gpu() if device == "gpu" else labels

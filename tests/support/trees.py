@@ -1,6 +1,7 @@
-"""Trees of files with nasty names, and what DALI reads of them."""
+"""Trees of files with nasty names, and what is read of them."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 
 from raydali.data.index.labeled import LabeledSource
+from raydali.data.read.contents import Content, Failed
 
 NASTY = [
     "cat/1.jpg",
@@ -67,3 +69,10 @@ def nasty(tmp_path: Path) -> Path:
     (root / "cat" / "itself.jpg").symlink_to("itself.jpg")
     (root / "cat" / os.fsdecode(b"\xff\xfe.jpg")).write_bytes(b"undecodable")
     return root
+
+
+def bytes_of(contents: Iterable[Content | memoryview | OSError]) -> list[bytes]:
+    """Return contents that could all be read."""
+    failed = [content for content in contents if isinstance(content, Failed | OSError)]
+    assert not failed
+    return [bytes(content) for content in contents]  # type: ignore[arg-type]

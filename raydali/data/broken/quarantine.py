@@ -1,8 +1,10 @@
 """Broken samples: how they are found, and how they are replaced.
 
-    no file, not permitted, empty, no image, cut short, absurdly large  -->  `why_broken`: decoded on the host, or not
+    no file, not permitted, empty, no image, cut short, absurdly large, a damaged mask, boxes of another size, ...
     training      the first that is not broken of substitute(seed, epoch, id, 0), (.., 1), ... is read in its place
     validation    left out
+
+A loader makes its batches by `Quarantine.load`, in which samples are found broken and are replaced.
 
 The substitute of a broken sample depends on seed, epoch, id and the files alone: it is the same on every rank, with
 any number of ranks, at any time. A file whose bytes changed and that still decodes is not broken.
@@ -22,11 +24,19 @@ from numpy.typing import NDArray
 
 from raydali.data.decode.pillow import apart
 from raydali.data.index.source import Source
-from raydali.data.read.reading import STORAGE_ERRNOS, FolderAwayError, causes, folder_away, is_transient, with_retry
+from raydali.data.read.reading import (
+    STORAGE_ERRNOS,
+    Backoff,
+    FolderAwayError,
+    causes,
+    folder_away,
+    is_transient,
+    with_retry,
+)
 from raydali.data.read.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.pipeline import Pipeline, SampleErrors
 from raydali.errors import DataError, StorageAway
 
 SUBSTITUTES_TRIED = 100
@@ -147,7 +157,7 @@ class Quarantine:
 
         def error_of(id: int) -> Exception | None:
             with apart(id in self.in_flight_at_death):
-                return self.read(id, partial(refusal, partial(self.noticing, partial(self._load, id))))
+                return self.read(id, partial(refusal, partial(self._noticing, partial(self._load, id))))
 
         asked = [*ids]
         if not asked:
@@ -163,21 +173,74 @@ class Quarantine:
     def read(self, id: int, call: Callable[[], T]) -> T:
         """Return the result of a call that reads a sample; raises the errors of the call that are not the storage's."""
         try:
-            return with_retry(partial(self.noticing, call), self.storage, worth=may_pass)
+            return with_retry(partial(self._noticing, call), self.storage, worth=may_pass)
         except Exception as error:
             if not of_storage(error):
                 raise
-            raise unreadable(f"the storage did not give sample {id}: {error}", error) from error
+            raise self._not_given(id, error) from error
 
-    def noticing(self, call: Callable[[], T]) -> T:
-        """Return the result of a call; a file that is missing with its folder is an error of the storage, if asked."""
+    def load(self, micro_batch: MicroBatch, make: Callable[[MicroBatch], T]) -> tuple[MicroBatch, T | None]:
+        """Return a micro-batch in which broken samples are replaced, or left out, and the result of `make` for it.
+
+        Samples that `make` finds broken are recorded, and it is called again without them; also after a pause if the
+        storage does not answer.
+
+        Args:
+            micro_batch: as the order gives it, or as this has returned it.
+            make: takes a micro-batch; it raises SampleErrors, or any other error, whose sample is then searched for.
+
+        Returns:
+            None in place of the result if all samples are left out.
+
+        Raises:
+            DataError: a sample is broken, and this is `strict`; no substitute is found; the storage refuses a sample.
+            StorageAway: the storage does not answer, for a minute.
+            Exception: an error of `make` that no sample causes.
+        """
+        backoff = Backoff(self.storage)
+        try:
+            while True:
+                settled = self.with_substitutes(micro_batch) if self.known else micro_batch
+                if not len(settled.ids):
+                    return settled, None
+                try:
+                    return settled, make(settled)
+                except MemoryError:
+                    raise
+                except SampleErrors as failed:
+                    ids = settled.read_ids.tolist()
+                    errors = {ids[place]: self._noticed(error) for place, error in failed.errors.items()}
+                    broken = {id: error for id, error in errors.items() if not of_storage(error)}
+                    self.record(self._described(id, describe_error(error)) for id, error in broken.items())
+                    if not broken:
+                        id, error = next(iter(errors.items()))
+                        if not may_pass(error) or not backoff.pause(error):
+                            raise self._not_given(id, error) from error
+                except Exception as error:
+                    if self.examine(settled.read_ids, again=True):
+                        continue
+                    if not isinstance(error, OSError):
+                        raise
+                    if not backoff.pause(error):
+                        raise unreadable(str(error), error) from error
+        finally:
+            backoff.end()
+
+    def _noticing(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
-            away = folder_away(error) if self.waits_for_folders else None
-            if away is None:
+            if (noticed := self._noticed(error)) is error:
                 raise
-            raise FolderAwayError(f"the folder {away} is missing: mount or restore it") from None
+            raise noticed from None
+
+    def _noticed(self, error: Exception) -> Exception:
+        """Return an error; of a file that is missing with its folder, an error of the storage, if asked for."""
+        away = folder_away(error) if self.waits_for_folders else None
+        return error if away is None else FolderAwayError(f"the folder {away} is missing: mount or restore it")
+
+    def _not_given(self, id: int, error: Exception) -> DataError | StorageAway:
+        return unreadable(f"the storage did not give sample {id}, {self._path(id)}: {error}", error)
 
     def mark_broken(self, id: int, reason: str | Exception) -> None:
         """Record a sample that the device's decoder refuses."""

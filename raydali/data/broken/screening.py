@@ -17,9 +17,10 @@ batches in flight are therefore run again in smaller and smaller parts (`failing
 """
 
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from raydali.data.broken.quarantine import Quarantine
 from raydali.data.decode.dali_trial import refused
 from raydali.data.decode.decoder_choice import plain_shape
 from raydali.data.decode.pillow import Pixels, decoded_apart, has_end
+from raydali.data.read.contents import Contents
+from raydali.data.tasks.pipeline import SampleErrors
+from raydali.errors import DataError
 from raydali.host.child import Child, ChildDiedError
 
 MAX_PIXELS = 178_956_970
@@ -54,26 +58,26 @@ class Read:
 
     Args:
         ids: of the samples (N,), as they are read.
-        contents: for each of the pipeline's image files, the contents (N), as arrays or as a list of DALI.
+        contents: for each of the pipeline's image files, the contents (N).
 
     Attributes:
         files: the contents as arrays.
-        for_dali: the same, or `contents` itself, which DALI takes faster, if nothing is replaced.
+        for_dali: the same, or lists of DALI, which it takes faster, if nothing is replaced.
     """
 
-    def __init__(self, ids: Ids, contents: Sequence[Sequence[Any]]) -> None:
-        self.ids, self.files = ids, [[np.asarray(file) for file in column] for column in contents]
-        self.for_dali: Sequence[Any] = contents
+    def __init__(self, ids: Ids, contents: Sequence[Contents]) -> None:
+        self.ids, self.files = ids, cast("list[list[File]]", [*contents])
+        self.for_dali = [column if column.tensors is None else column.tensors for column in contents]
         self._contents = contents  # their memory may be DALI's
 
     def replace(self, column: int, place: int, file: File) -> None:
         """Replace a file."""
         self.files[column][place] = file
-        self.for_dali = self.files
+        self.for_dali[column] = self.files[column]
 
 
 class Screening:
-    """The screening of a loader's batches.
+    """The screening of a loader's batches. Threads may share it.
 
     Args:
         quarantine: the loader's.
@@ -86,20 +90,20 @@ class Screening:
         self._child = Child("decoder")
         self._decoded = deque[tuple[int, bytes]](maxlen=MAX_SUSPECTED)  # by this child process: ids and files
         self._failures = 0
+        self._trying = threading.Lock()
         self._tried = np.zeros(len(quarantine.sound), np.bool_)
 
-    def shapes(self, read: Read) -> list[NDArray[np.int64]] | None:
+    def shapes(self, read: Read) -> list[NDArray[np.int64]]:
         """Return the heights and widths (N, 2) of the upright images, for each of the image files.
 
         In `read.files`, the files that Pillow decodes are replaced by their pixels.
 
-        Returns:
-            None if a sample is broken, which the quarantine then knows.
+        Raises:
+            SampleErrors: samples are broken, which the quarantine knows.
         """
         quarantine, ids = self._quarantine, read.ids.tolist()
         self._try_first(read)
-        if quarantine.known and any(id in quarantine.known for id in ids):
-            return None
+        self._refuse_known(ids)
         shapes = [[plain_shape(file.data) for file in files] for files in read.files]
         odd: list[tuple[int, int]] = []
         suspects: list[int] = []
@@ -111,25 +115,34 @@ class Screening:
                     not quarantine.sound[ids[place]] and _seems_cut(files[place].data)
                 ):
                     suspects.append(ids[place])
-        is_broken = bool(suspects) and quarantine.examine(suspects)
+        if suspects:
+            with self._trying:  # other threads may examine the same ones for another epoch
+                quarantine.examine(suspects)
         if odd:
             decoded = decoded_apart([bytes(read.files[column][place]) for column, place in odd])
             for (column, place), pixels in zip(odd, decoded, strict=True):
                 if isinstance(pixels, MemoryError):
                     raise pixels
                 if isinstance(pixels, Exception):
-                    is_broken = True
                     if not quarantine.examine([ids[place]], again=True):  # its reason also names the file of a pair
                         quarantine.mark_broken(ids[place], pixels)
                     continue
                 read.replace(column, place, as_pnm(pixels))
                 shapes[column][place] = pixels.shape[:2]
-        return None if is_broken else [np.array(of_column, np.int64).reshape(-1, 2) for of_column in shapes]
+        self._refuse_known(ids)
+        return [np.array(of_column, np.int64).reshape(-1, 2) for of_column in shapes]
+
+    def _refuse_known(self, ids: list[int]) -> None:
+        if known := self._quarantine.known:
+            broken = {place: DataError(known[id].reason) for place, id in enumerate(ids) if id in known}
+            if broken:
+                raise SampleErrors(broken)
 
     def find_refused(self, batches: Sequence[Read]) -> bool:
         """Find the files on which DALI failed, if any: Pillow decodes them from now on, or they are broken."""
         self._failures += 1
-        return sum(self._try(read, np.ones(len(read.ids), np.bool_)) for read in batches) > 0  # all are tried
+        with self._trying:  # all are tried
+            return sum(self._try(read, np.ones(len(read.ids), np.bool_)) for read in batches) > 0
 
     def _try_first(self, read: Read) -> None:
         """Try files that DALI has not decoded, if it has failed often, or if one of them may have killed a process."""
@@ -138,7 +151,8 @@ class Screening:
             suspected = self._quarantine.in_flight_at_death
             untried &= np.array([id in suspected for id in read.ids.tolist()], np.bool_) if suspected else False
         if untried.any():
-            self._try(read, untried, alone=alone)
+            with self._trying:
+                self._try(read, untried, alone=alone)
 
     def _try(self, read: Read, chosen: NDArray[np.bool_], *, alone: bool = False) -> bool:
         """Have DALI decode the chosen files (N,) in a child process; return whether it refuses any.

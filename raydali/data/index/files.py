@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.read import storage
-from raydali.data.read.objects import read_objects
-from raydali.data.read.reading import reading
+from raydali.data.read.contents import Contents, only, read
 from raydali.errors import UsageError
 
 # A path that needs no root.
@@ -152,44 +151,14 @@ class Files:
             yield from os.fsdecode(self.packed_paths[begin : end - 1].tobytes()).split("\0")
 
     def encoded_paths(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The bytes of these files' absolute paths or URIs, for DALI's `fn.io.file.read`."""
+        """The bytes of these files' absolute paths or URIs."""
         root, paths = os.fsencode(os.path.join(self.root, "")), self.packed_paths.data
         begins, ends = self.offsets[ids].tolist(), (self.offsets[ids + 1] - 1).tolist()
         return [np.frombuffer(root + paths[b:e], np.uint8) for b, e in zip(begins, ends, strict=True)]
 
-    @cached_property
-    def dali_reads(self) -> bool:
-        """True if DALI reads these files by their paths: local ones. It reads few objects of a bucket at a time."""
-        return "://" not in self.root and (self.root != "" or b"://" not in self.packed_paths.tobytes())
-
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]] | NDArray[np.uint8]:
-        """These files for a DALI graph, uint8 each: paths for `fn.io.file.read` if `dali_reads`, else contents.
-
-        Local paths are the rows of one array, as DALI takes an array faster than a list; NULs follow the shorter ones.
-
-        Raises:
-            OSError: a file cannot be read; names its path. Paths are not checked.
-        """
-        return self._padded_paths(ids) if self.dali_reads else self.contents(ids)
-
-    def _padded_paths(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        root = np.frombuffer(os.fsencode(os.path.join(self.root, "")), np.uint8)
-        begins, lengths = self.offsets[ids], self.offsets[ids + 1] - 1 - self.offsets[ids]
-        places = np.arange(lengths.max())
-        paths = self.packed_paths.take(begins[:, None] + places, mode="clip") * (places < lengths[:, None])
-        return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
-
-    def contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The contents of these files; objects are read at the same time.
-
-        Raises:
-            OSError: a file cannot be read; names its path.
-        """
-        parts = self.parts(ids)
-        with reading():
-            objects = iter(read_objects([part for part in parts if part.uri[0] != "/"]))
-            contents = [next(objects) if part.uri[0] != "/" else storage.read(part.uri) for part in parts]
-        return [np.frombuffer(content, np.uint8) for content in contents]
+    def contents(self, ids: NDArray[np.int64]) -> Contents:
+        """The contents of these files, each uint8, or why it cannot be read."""
+        return read(self._padded_paths(ids) if self._is_local else self.parts(ids))
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
         """Return the places of these files, local ones too, with the size of those that have an ETag."""
@@ -199,13 +168,24 @@ class Files:
             for path, (size, tag) in zip(self.encoded_paths(ids), versions, strict=True)
         ]
 
+    @cached_property
+    def _is_local(self) -> bool:
+        return "://" not in self.root and (self.root != "" or b"://" not in self.packed_paths.tobytes())
+
+    def _padded_paths(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        root = np.frombuffer(os.fsencode(os.path.join(self.root, "")), np.uint8)
+        begins, lengths = self.offsets[ids], self.offsets[ids + 1] - 1 - self.offsets[ids]
+        places = np.arange(lengths.max(initial=0))
+        paths = self.packed_paths.take(begins[:, None] + places, mode="clip") * (places < lengths[:, None])
+        return np.hstack([np.broadcast_to(root, (len(ids), len(root))), paths])
+
     def read(self, id: int) -> bytes:
         """The content of a file.
 
         Raises:
             OSError: it cannot be read; names its path.
         """
-        return self.contents(np.array([id]))[0].tobytes()
+        return only(self.contents(np.array([id])))
 
     @cached_property
     def fingerprint(self) -> str:

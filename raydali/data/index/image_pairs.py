@@ -95,11 +95,6 @@ class ImagePairs:
         """The absolute paths or URIs of a pair, for messages."""
         return f"{self.inputs.path(id)} and {self.targets.path(id)}"
 
-    @property
-    def dali_reads(self) -> bool:
-        """True if DALI can read both files of every pair, as in `Files.dali_reads`."""
-        return self.inputs.dali_reads  # the targets lie below the same root
-
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the relative paths, 32 hex digits; without the root, so that the data may move."""

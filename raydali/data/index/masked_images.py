@@ -77,21 +77,22 @@ class MaskedImages(ImagePairs):
     lookup: Lookup = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def mask(self, id: int) -> NDArray[np.uint8]:
-        """Return the classes (height, width) of an image's pixels, and IGNORED; see `masks`."""
-        return self.masks(np.array([id]))[0]
-
-    def masks(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """Return the mask of each of these images; those in a bucket are read at the same time.
+        """Read the mask of an image, see `mask_in`.
 
         Raises:
-            DataError: a mask has colours, a value that is no class, or no pixel that counts.
-            Exception: it cannot be read or decoded.
+            OSError: it cannot be read; names it.
         """
-        contents = self.targets.contents(ids)
-        return [self._classified(self.targets.path(id), file) for id, file in zip(ids.tolist(), contents, strict=True)]
+        return self.mask_in(id, self.targets.read(id))
 
-    def _classified(self, path: str, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        values = mask_values(content.tobytes(), path)
+    def mask_in(self, id: int, content: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
+        """Return the classes (height, width) of an image's pixels, and IGNORED, from the content of its mask's file.
+
+        Raises:
+            DataError: the mask has colours, a value that is no class, or no pixel that counts.
+            Exception: it cannot be decoded.
+        """
+        path = self.targets.path(id)
+        values = mask_values(bytes(content), path)
         mask = self.lookup.take(values)
         if (mask == _UNKNOWN).any():
             unknown = int(values[mask == _UNKNOWN][0])

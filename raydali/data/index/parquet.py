@@ -20,8 +20,9 @@ from raydali.data.index.listing import entries_or_none, find_files
 from raydali.data.index.shard_index import Label, Member, Part, shard_index
 from raydali.data.index.shards import Shards
 from raydali.data.read import storage
+from raydali.data.read.contents import Contents, read
 from raydali.data.read.file_parts import read_part
-from raydali.data.read.row_groups import KEPT_BYTES, image_leaf, open_parquet, read_image
+from raydali.data.read.row_groups import KEPT_BYTES, RowPart, image_leaf, open_parquet
 from raydali.data.read.storage import ObjectPart
 from raydali.data.stream.read_together import ReadTogether
 from raydali.errors import UsageError
@@ -116,20 +117,12 @@ class Parquet(Shards):
             arrays[name] = np.append(getattr(whole, name), getattr(rest, name))
         return replace(whole, **arrays)
 
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The contents of these images, uint8 each, read-only; each row group is read once.
-
-        Raises:
-            StoreError: an image cannot be read, or the size of its file has changed; names it.
-            OSError: a row group is damaged.
-        """
+    def contents(self, ids: NDArray[np.int64]) -> Contents:
+        """The contents of these images, each uint8, or why it cannot be read; each row group is read once."""
         by_group = np.argsort(ids)
-        contents = super().files(ids[by_group])
-        return [contents[place] for place in np.argsort(by_group).tolist()]
-
-    def _content(self, id: int) -> bytes:
-        group, row = divmod(int(self.offsets[id]), 1 << ROW_BITS)
-        return read_image(self._part(id), self.column, group, row)
+        places = zip(self.parts(ids[by_group]), self.offsets[ids[by_group]].tolist(), strict=True)
+        contents = read([RowPart(file, self.column, *divmod(at, 1 << ROW_BITS)) for file, at in places])
+        return Contents(contents[place] for place in np.argsort(by_group).tolist())
 
     @cached_property
     def read_together(self) -> ReadTogether:

@@ -10,11 +10,8 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from itertools import chain
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,15 +22,9 @@ from raydali.data.index.files import Versions, absolute, digest, only_names
 from raydali.data.index.listing import FoundFile
 from raydali.data.index.shard_index import ShardIndex
 from raydali.data.read import storage
-from raydali.data.read.file_parts import read_part
-from raydali.data.read.objects import read_objects
-from raydali.data.read.reading import reading
+from raydali.data.read.contents import Contents, only, read
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
-
-_PARTS = 32
-_READERS = 128
-"""Threads of a process that read: as many as four batches have parts, which are read ahead at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -149,11 +140,6 @@ class Shards:
         """The labels: each image has one."""
         return self.labels
 
-    @property
-    def dali_reads(self) -> bool:
-        """False: DALI gets the contents."""
-        return False
-
     def relocate(self, root: str) -> Self:
         """The same index for a copy of the shards at another root, which is not checked.
 
@@ -183,51 +169,34 @@ class Shards:
         """The absolute path or the URI of the shard of an image."""
         return f"{self.root}/{self.shards[self.shard_numbers[id]]}"
 
-    def _part(self, id: int) -> storage.ObjectPart:
-        number = self.shard_numbers[id]
-        begin, length = (int(self.offsets[id]), int(self.lengths[id])) if self.in_ranges else (0, None)
-        return storage.ObjectPart(self.shard(id), begin, length, int(self.sizes[number]), int(self.tags[number]))
-
     @property
     def versions(self) -> Versions:
         """The lengths of the images, and the versions of their shards."""
         return np.stack([self.lengths, self.tags[self.shard_numbers]], 1)
 
-    def files(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The contents of these images, uint8 each, read-only.
-
-        Raises:
-            StoreError: an image cannot be read, or the size of its shard has changed; names it.
-        """
-        with reading():
-            if "://" in self.root and self.in_ranges:
-                with suppress(OSError):  # which one, and why, is found below
-                    return [np.frombuffer(content, np.uint8) for content in read_objects(self.parts(ids))]
-            # In parts, since passing single files between threads takes as long as reading them.
-            parts = np.array_split(ids, max(1, min(len(ids), _PARTS)))
-            return [*chain.from_iterable(_readers(os.getpid()).map(self._contents, parts))]
+    def contents(self, ids: NDArray[np.int64]) -> Contents:
+        """The contents of these images, each uint8, or why it cannot be read."""
+        return read(self.parts(ids))
 
     def parts(self, ids: NDArray[np.int64]) -> list[storage.ObjectPart]:
         """Return the places of these images, local ones too; the whole shards if images are no ranges of bytes."""
         return [*map(self._part, ids.tolist())]
 
-    def _contents(self, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        return [np.frombuffer(self._content(id), np.uint8) for id in ids.tolist()]
-
-    def _content(self, id: int) -> bytes:
-        try:
-            return read_part(self._part(id))
-        except OSError as error:
-            raise storage.StoreError(f"{self.path(id)} cannot be read: {storage.reason(error)}") from error
+    def _part(self, id: int) -> storage.ObjectPart:
+        number = self.shard_numbers[id]
+        begin, length = (int(self.offsets[id]), int(self.lengths[id])) if self.in_ranges else (0, None)
+        return storage.ObjectPart(self.shard(id), begin, length, int(self.sizes[number]), int(self.tags[number]))
 
     def read(self, id: int) -> bytes:
         """The content of an image.
 
         Raises:
-            StoreError: see `files`.
+            StoreError: it cannot be read, or the size of its shard has changed; names it.
         """
-        with reading():
-            return self._content(id)
+        try:
+            return only(self.contents(np.array([id])))
+        except storage.StoreError as error:
+            raise storage.StoreError(f"{self.path(id)} cannot be read: {error}") from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -238,12 +207,6 @@ class Shards:
         names = (os.fsencode("\0".join(part)) for part in (self.shards, self.classes))
         numbers = self.shard_numbers.astype("<i4"), self.labels.astype("<i8")
         return digest(*names, self.packed_names.data, *(part.data for part in numbers))
-
-
-# For each process, since a forked one has none of its parent's threads.
-@cache
-def _readers(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, thread_name_prefix="readers")
 
 
 def warn_of_renumbering(data: str, labels: Sequence[str]) -> None:

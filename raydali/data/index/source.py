@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from raydali.data.read.contents import Contents
+
 
 class Source(Protocol):
     """N samples of any kind by id 0..N-1."""
@@ -17,9 +22,12 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """A hash of the samples: a run is resumed only on the data that it began with."""
 
-    @property
-    def dali_reads(self) -> bool:
-        """True if files are passed to DALI as paths, for `fn.io.file.read`, rather than as contents."""
+
+class Readable(Protocol):
+    """N contents by id 0..N-1, such as the image files of a source."""
+
+    def contents(self, ids: NDArray[np.int64]) -> Contents:
+        """Read some at the same time; each is uint8 (bytes,), or `Failed`."""
 
 
 def classes_of(source: Source) -> tuple[str, ...]:

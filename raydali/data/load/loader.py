@@ -36,16 +36,14 @@ from numpy.typing import NDArray
 
 from raydali.data.broken.quarantine import REMEDY, KnowsBroken, Quarantine
 from raydali.data.index.source import Source
-from raydali.data.read.reading import PythonCpuTime, WaitTimer
+from raydali.data.load.depths import STEPS_AHEAD
+from raydali.data.read.reading import PYTHON, WaitTimer
 from raydali.data.stream.stream import MicroBatch, Order, Stream
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.pipeline import Pipeline, check_form
 from raydali.errors import DataError, StorageAway
 from raydali.text import plural
 
 SAMPLES_TRIED = 100
-BATCHES_AHEAD = 2
-"""Maximum batches queued ahead of the GPU. Unbounded, the host would run some 50 steps ahead, until CUDA's queues are
-full, and hold as many batches in GPU memory."""
 LEAST_BATCHES = 2
 """An iteration with a limit of time has so many batches, if there are so many."""
 
@@ -106,7 +104,7 @@ class Loader(ABC):
     Attributes:
         in_flight: the note of the samples that are being loaded.
         waits: how long `next` has blocked the host, by cause, as far as this loader can measure it.
-        python: CPU time of the pipeline's Python in this process, outside the training thread.
+        python: time of pipelines' Python in this process, outside the training thread.
         batches_taken: by all loaders of this process; it grows as long as the process makes progress.
         on_batch: is told of each batch before it is handed out.
         limit_seconds: an iteration ends after this time, with at least two batches; None: no limit.
@@ -127,6 +125,7 @@ class Loader(ABC):
         threads: int = 1,
         quarantine: Callable[[Order], KnowsBroken] | None = None,
     ) -> None:
+        check_form(pipeline)
         self.source, self.pipeline, self.order = source, pipeline, order
         self.rank, self.world_size, self.start = rank, world_size, start
         self.device, self.threads = torch.device(device), max(1, threads)
@@ -134,7 +133,7 @@ class Loader(ABC):
         self.quarantine = unbound.bound_to(source, pipeline)
         self.in_flight = InFlight(self.quarantine.noted_in)
         self.waits = WaitTimer()
-        self.python = PythonCpuTime()
+        self.python = PYTHON
         self._consumed: MicroBatch | None = None
         self.on_batch: Callable[[Batch], object] | None = None
         self.limit_seconds: float | None = None
@@ -178,11 +177,11 @@ class Loader(ABC):
             yield batch
 
     def _keep_pace(self) -> None:
-        """Wait for the GPU if the host is BATCHES_AHEAD of it; this does not count as waiting for the loader."""
+        """Wait for the GPU if the host is STEPS_AHEAD of it; this does not count as waiting for the loader."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         self._steps.append(event)
-        if len(self._steps) > BATCHES_AHEAD:
+        if len(self._steps) > STEPS_AHEAD:
             self._steps.popleft().synchronize()
 
     def state_dict(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from raydali.data.index.source import Source
+from raydali.data.load import depths
 from raydali.data.load.loader import Batch, Loader, LoaderOptions
 from raydali.data.stream.stream import MicroBatch, Order
 from raydali.data.tasks.pipeline import Pipeline
@@ -15,10 +16,6 @@ from raydali.data.video.task import Clips
 from raydali.extras import require_dali
 
 LoaderName = Literal["dali", "torch", "synthetic"]
-_DECODERS_PER_ENGINE = 1.5
-"""Measured: fewer leave engines idle, more wait for each other in the interpreter."""
-_PREFETCHED = 2
-"""Batches of clips in flight in DALI, which are large."""
 
 
 class SyntheticLoader(Loader):
@@ -68,7 +65,7 @@ def make_video_loader(
     if name != "dali" or device.type != "cuda":
         return make_loader(name, source, pipeline, order, **options)
     if decoders is None:
-        decoders = max(1, round(_DECODERS_PER_ENGINE * video_engines(device)))
+        decoders = max(1, round(depths.DECODERS_PER_ENGINE * video_engines(device)))
         if not all(capabilities(device, codec).get("supported") for codec in set(source.table.codecs.tolist())):
             decoders = max(decoders, options.get("threads", 1))
     require_dali("decoding videos on GPUs", "use the loader torch")
@@ -76,7 +73,7 @@ def make_video_loader(
     from raydali.data.video.gpu import ClipsOnGpu
 
     on_gpu = ClipsOnGpu(pipeline, device, decoders)
-    loader = DaliLoader(source, on_gpu, order, prefetched=_PREFETCHED, **options)
+    loader = DaliLoader(source, on_gpu, order, prefetched=depths.CLIPS, **options)
     loader.on_close = on_gpu.close
     return loader
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache
 from itertools import chain
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Unpack
@@ -16,14 +16,14 @@ import torch
 import torchvision.transforms.v2  # noqa: F401 (takes seconds: here once, instead of in each worker process)
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from raydali.data.broken.quarantine import BrokenSample, Quarantine, unreadable
+from raydali.data.broken.quarantine import BrokenSample, Quarantine
 from raydali.data.decode.pillow import apart
 from raydali.data.index.source import Source
 from raydali.data.load.loader import Batch, Loader, LoaderOptions
 from raydali.data.read.read_counts import COUNTS, Counts
-from raydali.data.read.reading import OUTAGES, Backoff, Cause, Outage, reading_seconds
+from raydali.data.read.reading import OUTAGES, Cause, Outage, reading_seconds
 from raydali.data.stream.stream import MicroBatch, Order
-from raydali.data.tasks.pipeline import Pipeline
+from raydali.data.tasks.pipeline import Pipeline, of_each
 from raydali.errors import DataError, StorageAway
 
 _DEATH_SECONDS = 1.0
@@ -150,34 +150,23 @@ class _MicroBatches(Dataset[Loaded]):
 
     def __getitem__(self, micro_batch: MicroBatch) -> Loaded:
         began, read = time.perf_counter(), reading_seconds()
-        quarantine, pipeline = self.quarantine, self.pipeline.in_epoch(micro_batch.counts_to)
-        samples: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
-        backoff, id = Backoff(quarantine.storage), -1
-        while True:
-            settled = quarantine.with_substitutes(micro_batch)
-            try:
-                for id, epoch in settled.keys:
-                    if (id, epoch) not in samples:
-                        with apart(id in quarantine.in_flight_at_death):
-                            samples[id, epoch] = quarantine.noticing(partial(pipeline.sample, self.source, id, epoch))
-                        backoff.end()
-                break
-            except MemoryError:
-                backoff.end()
-                raise
-            except Exception as error:
-                if quarantine.examine([id], again=True) or (isinstance(error, OSError) and backoff.pause(error)):
-                    continue
-                backoff.end()
-                text = f"sample {id} cannot be read: {self.source.path(id)}: {error}"
-                raise unreadable(text, error) from error
-        backoff.end()
-        tensors = default_collate([samples[key] for key in settled.keys]) if len(settled.ids) else []
+        pipeline, suspected = self.pipeline.in_epoch(micro_batch.counts_to), self.quarantine.in_flight_at_death
+
+        @cache
+        def sample(id: int, key: int) -> tuple[torch.Tensor, ...]:
+            with apart(id in suspected):
+                return pipeline.sample(self.source, id, key)
+
+        def collated(settled: MicroBatch) -> list[torch.Tensor]:
+            samples: list[torch.Tensor] = default_collate(of_each(sample, *zip(*settled.keys, strict=True)))
+            return samples
+
+        settled, tensors = self.quarantine.load(micro_batch, collated)
         worker = get_worker_info()
         assert worker is not None, "samples are loaded in worker processes"
         spent = reading_seconds() - read, time.perf_counter() - began
         self._times[worker.id] += torch.tensor(spent, dtype=torch.float64)
-        return Loaded(settled, tensors, quarantine.drain_new(), OUTAGES.take(), COUNTS.take())
+        return Loaded(settled, tensors or [], self.quarantine.drain_new(), OUTAGES.take(), COUNTS.take())
 
 
 class _Plan:

@@ -56,7 +56,10 @@ def read_part(part: ObjectPart) -> bytes:
     path, offset, length, size, _ = part
     assert length is not None and size is not None, "see above"
     if "://" in path:
-        return bytes(read_objects([part])[0])
+        (whole,) = read_objects([part])
+        if isinstance(whole, OSError):
+            raise whole
+        return bytes(whole)
     file = _kept.get((path, size))
     if file is None:
         file = _kept[path, size] = _LocalFile(path, size)

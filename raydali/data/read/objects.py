@@ -67,14 +67,10 @@ def _cache_of(make: bytes, _process: int) -> "NodeCache":
     return pickle.loads(make)()  # type: ignore[no-any-return]
 
 
-def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
-    """Return the contents of samples, read at the same time.
+def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview | OSError]:
+    """Return the contents of parts of objects, read at the same time, or the errors of `storage.fetch`.
 
     They may come from a cache, so they must be objects that do not change.
-
-    Raises:
-        FileNotFoundError: one does not exist, or has another size than when it was indexed.
-        StoreError: the object store does not answer; names the URI and the reason.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # Ray Train sets it
     number = min(usable_cores() * 2 // 3 // ranks, max(_PROCESSES))
@@ -86,7 +82,7 @@ def read_objects(parts: Sequence[ObjectPart]) -> list[memoryview]:
     return [*chain.from_iterable(map(_contents, groups, answers))]
 
 
-def _contents(group: Sequence[ObjectPart], answer: _Answer | Exception) -> list[memoryview]:
+def _contents(group: Sequence[ObjectPart], answer: _Answer | Exception) -> list[memoryview | OSError]:
     if isinstance(answer, ChildDiedError):  # the next group starts another one
         return _read(_make_cache, group, _TOGETHER)
     if isinstance(answer, Exception):
@@ -100,18 +96,24 @@ def _contents(group: Sequence[ObjectPart], answer: _Answer | Exception) -> list[
     return contents
 
 
-def _read(make: bytes | None, parts: Sequence[ObjectPart], together: int) -> list[memoryview]:
+def _read(make: bytes | None, parts: Sequence[ObjectPart], together: int) -> list[memoryview | OSError]:
     """Read on many threads, each so many parts one after the other."""
     read = partial(_read_together, make)
     groups = _split(parts, together)
     return read(parts) if len(groups) <= 1 else [*chain.from_iterable(_threads(os.getpid()).map(read, groups))]
 
 
-def _read_together(make: bytes | None, parts: Sequence[ObjectPart]) -> list[memoryview]:
-    if make is None:
-        return [storage.fetch(part)[0] for part in parts]
-    read = _cache_of(make, os.getpid()).read
-    return [read(part, storage.fetch) for part in parts]
+def _read_together(make: bytes | None, parts: Sequence[ObjectPart]) -> list[memoryview | OSError]:
+    contents: list[memoryview | OSError] = []
+    for part in parts:
+        try:
+            if make is None:
+                contents.append(storage.fetch(part)[0])
+            else:
+                contents.append(_cache_of(make, os.getpid()).read(part, storage.fetch))
+        except OSError as error:
+            contents.append(error)
+    return contents
 
 
 def _split(parts: Sequence[ObjectPart], size: int) -> list[Sequence[ObjectPart]]:
@@ -145,7 +147,8 @@ def _read_for_parent(asked: tuple[bytes | None, Sequence[ObjectPart]]) -> _Answe
     _listen()
     contents = _read(*asked, 1)
     records = [_warnings.get() for _ in range(_warnings.qsize())]
-    return [*map(pickle.PickleBuffer, contents)], COUNTS.take(), records
+    buffers = [content if isinstance(content, OSError) else pickle.PickleBuffer(content) for content in contents]
+    return buffers, COUNTS.take(), records
 
 
 @cache

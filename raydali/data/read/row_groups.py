@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from io import RawIOBase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydali.data.read import storage
 from raydali.data.read.file_parts import read_part
@@ -101,14 +101,24 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def read_image(file: ObjectPart, column: str, group: int, row: int) -> bytes:
-    """The bytes of an image; empty if the file has none there.
+class RowPart(NamedTuple):
+    """An image of a Parquet file.
 
-    Args:
+    Attributes:
         file: a whole one, local or in a bucket, with its size when it was indexed.
         column: the column of the images.
         group: the row group, from 0.
         row: in the row group, from 0.
+    """
+
+    file: ObjectPart
+    column: str
+    group: int
+    row: int
+
+
+def read_row(part: RowPart) -> bytes:
+    """The bytes of an image; empty if the file has none there.
 
     Raises:
         StoreError: the file cannot be read, or its size has changed; names it.
@@ -116,6 +126,7 @@ def read_image(file: ObjectPart, column: str, group: int, row: int) -> bytes:
     """
     import pyarrow
 
+    file, column, group, row = part
     try:
         chunk = _footer(file).row_group(group).column(image_leaf(_footer(file), column))
         in_memory = chunk.total_compressed_size + chunk.total_uncompressed_size

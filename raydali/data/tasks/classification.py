@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from raydali.data.augment.augmentation import NO_AUGMENTATION, Augmentation
 from raydali.data.index.labeled import LabeledSource
+from raydali.data.index.source import Readable
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks import crops
 from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops
-from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Interpolation, Pipeline, Samples
 from raydali.data.tasks.settings import DecoderSettings, ResizedImages, SquareImages
 from raydali.errors import UsageError
 
@@ -37,7 +38,6 @@ SIZE_STEP = 32
 _SIZES = re.compile(r"(\d+):(\d+)@(\d+)-(\d+)")
 
 Ids = NDArray[np.int64]
-Shapes = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,10 @@ class Images(Pipeline[LabeledSource], DecoderSettings, SquareImages):
     def outputs(self) -> tuple[str, ...]:
         """The names of images (N, image_size, image_size, 3) uint8 and labels (N,) int64."""
         return "images", "labels"
+
+    def files(self, source: LabeledSource) -> Sequence[Readable]:
+        """Return the images."""
+        return (source,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,34 +89,27 @@ class TrainImages(RandomCrops, Images):
         size = self.image_size if self.image_sizes is None else self.image_sizes.at(epoch)
         return self if size == self.image_size else replace(self, image_size=size)
 
-    def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files, random numbers (N, 11, 2) of the crops, flips (N,), labels (N,) int64, and plans."""
-        return source.files(ids), *self.draws(ids, epochs), source.labels[ids], *self.plans(ids, epochs)
+    def inputs(self, source: LabeledSource, samples: Samples) -> Inputs:
+        """Return starts and sizes (N, 2) of the windows, the images' sizes (N, 2), flips, labels (N,) int64 and plans.
 
-    def plans(self, ids: Ids, epochs: Ids) -> Inputs:
+        For the CPU a flip is 0 or 1. For a GPU flips are the first and the last corner of the result (N, 2, 2), in
+        units of the window: to resize from right to left flips the image at no cost.
+        """
+        draws, flips = self.draws(samples.ids, samples.keys)
+        starts, sizes = self.crop_windows(samples.shapes[0], draws)
+        resized = np.full((len(flips), 2), self.image_size, np.float32)
+        others = source.labels[samples.ids], *self.plans(samples.ids, samples.keys)
+        return starts.astype(np.int32), sizes.astype(np.int32), resized, _flips(flips, samples.device), *others
+
+    def plans(self, ids: Ids, keys: Ids) -> Inputs:
         """Return the plans (N, rows, 8) of the augmentation, if there is one."""
-        return (self.augmentation.draw(self.seed, epochs, ids, self.image_size),) if self._augments else ()
+        return (self.augmentation.draw(self.seed, keys, ids, self.image_size),) if self._augments else ()
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Return images and labels after the augmentation."""
         if "plans" not in tensors:
             return tensors
         return {"images": self.augmentation.apply(tensors["images"], tensors["plans"]), "labels": tensors["labels"]}
-
-    def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts and sizes (N, 2) of the windows, the images' sizes (N, 2), flips, labels and plans.
-
-        For the CPU a flip is 0 or 1. For a GPU flips are the first and the last corner of the result (N, 2, 2), in
-        units of the window: to resize from right to left flips the image at no cost.
-        """
-        draws, flips, *others = map(np.asarray, inputs)
-        starts, sizes = self.crop_windows(shapes[0], draws)
-        if device == "gpu":
-            corners = np.zeros((len(flips), 2, 2), np.float32)
-            corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
-            flips = corners
-        resized = np.full((len(flips), 2), self.image_size, np.float32)
-        return starts.astype(np.int32), sizes.astype(np.int32), resized, flips, *others
 
     def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, resize them with antialiasing, and flip them."""
@@ -156,9 +153,9 @@ class TrainImages(RandomCrops, Images):
         plans = (torch.from_numpy(plan[0]) for plan in self.plans(np.array([id]), np.array([epoch])))
         return *_tensors(F.horizontal_flip(image) if flips[0] else image, source, id), *plans
 
-    def draws(self, ids: Ids, epochs: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    def draws(self, ids: Ids, keys: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Draw the random numbers of samples: of crops (N, 11, 2), see `draw_crops`, and of flips (N,), 0 or 1."""
-        numbers = uniforms(CROP_UNIFORMS + 1, self.seed, epochs, ids)
+        numbers = uniforms(CROP_UNIFORMS + 1, self.seed, keys, ids)
         return self.draw_crops(numbers[:, :-1]), self.flips(numbers[:, -1])
 
 
@@ -166,21 +163,18 @@ class TrainImages(RandomCrops, Images):
 class ValidationImages(ResizedImages, Images):
     """The centre of the image after its shorter side is resized: torchvision's Resize and CenterCrop."""
 
-    def inputs(self, source: LabeledSource, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files and labels (N,) int64; nothing is random."""
-        return source.files(ids), source.labels[ids]
-
-    def compute_crops(self, shapes: Shapes, inputs: Inputs, device: Device) -> Inputs:
+    def inputs(self, source: LabeledSource, samples: Samples) -> Inputs:
         """Return starts and ends (N, 2) of the centre crops in the originals, in pixels, not rounded; and labels.
 
-        For the CPU return only the labels.
+        For the CPU return only the labels (N,) int64; nothing is random.
         """
-        if device == "cpu":
-            return inputs
-        (originals,) = shapes
+        labels = source.labels[samples.ids]
+        if samples.device == "cpu":
+            return (labels,)
+        (originals,) = samples.shapes
         resized, starts = crops.centre(originals, self.shorter_side, self.image_size)
         scale = originals / resized
-        return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), *inputs
+        return (starts * scale).astype(np.float32), ((starts + self.image_size) * scale).astype(np.float32), labels
 
     def graph(self, source: LabeledSource, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode the images, and resize only the part that the centre crop shows."""
@@ -202,6 +196,14 @@ class ValidationImages(ResizedImages, Images):
 
         image = decoded(source.read(id))
         return _tensors(crops.pillow_centre(image, self.shorter_side, self.image_size, self.interpolation), source, id)
+
+
+def _flips(flips: NDArray[np.int32], device: Device) -> NDArray[Any]:
+    if device == "cpu":
+        return flips
+    corners = np.zeros((len(flips), 2, 2), np.float32)
+    corners[:, 0, 1], corners[:, 1, 0], corners[:, 1, 1] = flips, 1, 1 - flips
+    return corners
 
 
 def _tensors(image: "Image.Image", source: LabeledSource, id: int) -> tuple["torch.Tensor", ...]:

@@ -13,9 +13,11 @@ Their results equal Pillow's and torchvision's (antialiased) to within 1 of 255,
 border. The driver imports this file: torch is imported where it is used.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +152,6 @@ def on_threads(function: Callable[..., Pixels]) -> Callable[..., list[Pixels]]:
     import torch
 
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads)
 
     def whole_batch(*inputs: Sequence[NDArray[Any]]) -> list[Pixels]:
         samples = [*zip(*inputs, strict=True)]
@@ -160,11 +161,17 @@ def on_threads(function: Callable[..., Pixels]) -> Callable[..., list[Pixels]]:
             for i in range(first, len(samples), threads):
                 done[i] = np.ascontiguousarray(function(*samples[i]))
 
-        for future in [pool.submit(part, first) for first in range(threads)]:
-            future.result()
+        for _ in _pool(os.getpid(), threads).map(part, range(threads)):
+            pass
         return done
 
     return whole_batch
+
+
+# For each process, since a forked one has none of its parent's threads. The pipelines of a process share them.
+@cache
+def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="resizing")
 
 
 def resize_and_crop(image: Pixels, shorter: int, side: int, mode: Interpolation) -> Pixels:

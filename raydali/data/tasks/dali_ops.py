@@ -1,15 +1,13 @@
-"""Common parts of DALI graphs: external inputs, Python functions and the time that they take.
+"""Common parts of DALI graphs: external inputs, and Python functions of raydali's own.
 
 Inputs on the host are passed without a copy: DALI keeps references to them until it has used them.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import nvidia.dali as dali
@@ -18,14 +16,11 @@ from numpy.typing import NDArray
 from nvidia.dali import fn
 from nvidia.dali.pipeline import do_not_convert
 
-from raydali.data.read.reading import PythonCpuTime
 from raydali.data.tasks.crops import on_threads
 from raydali.data.tasks.pipeline import Interpolation
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
-
-T = TypeVar("T")
 
 Feed = Callable[[], tuple[Any, ...]]
 """A callback that returns the inputs of the next batch."""
@@ -78,35 +73,6 @@ def each_image(function: Callable[..., NDArray[np.uint8]], images: "DataNode", *
     return fn.python_function(images, *others, function=whole_batch, batch_processing=True, output_layouts="HWC")
 
 
-@contextmanager
-def timed_python(add: Callable[[float], None], computing: PythonCpuTime) -> Iterator[None]:
-    """Time each call of a `fn.python_function` in the graphs that are made inside, except raydali's own.
-
-    Args:
-        add: takes seconds of the clock.
-        computing: takes seconds of a core.
-    """
-    original = fn.python_function
-
-    def python_function(*inputs: Any, function: Callable[..., Any], **options: Any) -> "DataNode":
-        of_users = not (getattr(function, "__module__", None) or "").startswith("raydali.")
-        return original(*inputs, function=_timed(function, add, computing) if of_users else function, **options)
-
-    fn.python_function = python_function
-    try:
-        yield
-    finally:
-        fn.python_function = original
-
-
-def _timed(function: Callable[..., T], add: Callable[[float], None], computing: PythonCpuTime) -> Callable[..., T]:
-    @wraps(function)
-    def call(*arguments: Any) -> T:
-        began = time.perf_counter()
-        try:
-            with computing.running():
-                return function(*arguments)
-        finally:
-            add(time.perf_counter() - began)
-
-    return call
+def shut_down(pipeline: dali.Pipeline) -> None:
+    """End the threads of a pipeline and free its memory, now: its graph is a cycle of references, freed much later."""
+    pipeline._shutdown()  # DALI has no public name for it

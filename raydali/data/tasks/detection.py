@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.index.coco import Coco
+from raydali.data.index.source import Readable
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import CROP_UNIFORMS, RandomCrops, Range, resize
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples, refuse
 from raydali.data.tasks.settings import DecoderSettings, SquareImages, require, require_share
 from raydali.errors import DataError
 
@@ -65,9 +66,27 @@ class Images(Pipeline[Coco], DecoderSettings, SquareImages):
         images = fn.slice(images, square, shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=FILL)
         return fn.flip(images, horizontal=flips), *(other.gpu() for other in others)
 
-    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which images (N,) have another size than in their annotations, so that their boxes are invalid."""
-        return _differs(np.asarray(inputs[0]), shapes[0])
+    def files(self, source: Coco) -> Sequence[Readable]:
+        """Return the images."""
+        return (source,)
+
+    def sizes(self, source: Coco, samples: Samples) -> Integers:
+        """Return the heights and widths (N, 2) of images, which are those of their annotations.
+
+        Raises:
+            SampleErrors: an image has another size, so that its boxes are invalid.
+        """
+        (shapes,), annotated = samples.shapes, source.sizes[samples.ids]
+
+        def differs(place: int) -> DataError:
+            (height, width), (known_height, known_width) = shapes[place].tolist(), annotated[place].tolist()
+            return DataError(
+                f"{width}x{height} pixels after rotation, but {known_width}x{known_height} in the annotations: correct "
+                "the annotations or the image"
+            )
+
+        refuse((annotated != shapes).any(1) & (annotated != 0).all(1), differs)  # 0: nothing is annotated
+        return shapes
 
     def windows(self, starts: Integers, sizes: Integers, flips: NDArray[np.int32], device: Device) -> Inputs:
         """Return the graph's inputs for N windows: starts and sizes (N, 2), flips (N,).
@@ -117,46 +136,46 @@ class TrainImages(RandomCrops, Images):
         """Return the number of boxes in each row of the output."""
         return self.max_boxes or max(1, source.most_boxes)
 
-    def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
-        """Return files, annotated sizes (N, 2), random numbers (N, 11, 2), crops and flips (N,), boxes, labels.
+    def inputs(self, source: Coco, samples: Samples) -> Inputs:
+        """Return the result of `windows`; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes) in the windows.
 
         Raises:
+            SampleErrors: an image's size is not the annotated one.
             DataError: an image has more than `max_boxes` boxes.
         """
-        return source.files(ids), source.sizes[ids], *self.draws(ids, epochs), *padded(source, ids, self.row_of(source))
-
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return the result of `windows`; boxes (N, max_boxes, 4) float32 and labels (N, max_boxes) in the windows."""
-        _, draws, crops, flips, boxes, labels = map(np.asarray, inputs)
-        starts, sizes = self.chosen(shapes[0], draws, crops)
-        return *self.windows(starts, sizes, flips, device), *moved(boxes, labels, starts, sizes, flips, self.image_size)
+        draws, crops, flips = self.draws(samples.ids, samples.keys)
+        starts, sizes = self.chosen(self.sizes(source, samples), draws, crops)
+        boxes, labels = padded(source, samples.ids, self.row_of(source))
+        shown = moved(boxes, labels, starts, sizes, flips, self.image_size)
+        return *self.windows(starts, sizes, flips, samples.device), *shown
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return by Pillow: image (3, image_size, image_size) uint8, boxes (max_boxes, 4), labels (max_boxes,).
 
         Raises:
-            DataError: the image's size is not the annotated one, or it has more than `max_boxes` boxes.
+            SampleErrors, DataError: see `inputs`.
         """
         import torch
         from torchvision.transforms.v2 import functional as F
 
-        image, shape = _decoded(source, id)
-        ids = np.array([id])
-        draws, crops, flips = self.draws(ids, np.array([epoch]))
-        starts, sizes = self.chosen(shape[None], draws, crops)
-        boxes, labels = moved(*padded(source, ids, self.row_of(source)), starts, sizes, flips, self.image_size)
-        (top, left), (height, width) = starts[0].tolist(), sizes[0].tolist()
-        square = _pasted_into_square(image.crop((left, top, left + width, top + height)), self.image_size)
-        pixels = F.pil_to_tensor(F.horizontal_flip(square) if flips[0] else square)
-        return pixels, torch.from_numpy(boxes[0]), torch.from_numpy(labels[0])
+        from raydali.data.decode.pillow import decoded
 
-    def draws(self, ids: Integers, epochs: Integers) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int32]]:
+        image = decoded(source.read(id))
+        (start,), (size,), (flip,), (boxes,), (labels,) = self.inputs(
+            source, Samples.one(id, epoch, (image.height, image.width))
+        )
+        (top, left), (height, width) = start.tolist(), size.tolist()
+        square = _pasted_into_square(image.crop((left, top, left + width, top + height)), self.image_size)
+        pixels = F.pil_to_tensor(F.horizontal_flip(square) if flip else square)
+        return pixels, torch.from_numpy(boxes), torch.from_numpy(labels)
+
+    def draws(self, ids: Integers, keys: Integers) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int32]]:
         """Draw the random numbers of samples.
 
         Returns:
             The random numbers of `draw_crops` (N, 11, 2); whether to crop (N,); flips (N,), 0 or 1.
         """
-        numbers = uniforms(CROP_UNIFORMS + 2, self.seed, epochs, ids)
+        numbers = uniforms(CROP_UNIFORMS + 2, self.seed, keys, ids)
         cropped = numbers[:, -2] < self.crop_probability
         return self.draw_crops(numbers[:, :-2]), cropped, self.flips(numbers[:, -1])
 
@@ -175,45 +194,29 @@ class ValidationImages(Images):
         """The names of images (N, image_size, image_size, 3) uint8, and of the originals' sizes (N, 2) int64."""
         return "images", "sizes"
 
-    def inputs(self, source: Coco, ids: Integers, epochs: Integers) -> Inputs:
-        """Return files and annotated sizes (N, 2)."""
-        return source.files(ids), source.sizes[ids]
+    def inputs(self, source: Coco, samples: Samples) -> Inputs:
+        """Return the result of `windows` for whole images, and their sizes (N, 2) int64.
 
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return the result of `windows` for whole images, and their sizes (N, 2) int64."""
-        (sizes,), flips = shapes, np.zeros(len(shapes[0]), np.int32)
-        return *self.windows(np.zeros_like(sizes), sizes, flips, device), np.ascontiguousarray(sizes)
+        Raises:
+            SampleErrors: an image's size is not the annotated one.
+        """
+        sizes, flips = self.sizes(source, samples), np.zeros(len(samples.ids), np.int32)
+        return *self.windows(np.zeros_like(sizes), sizes, flips, samples.device), sizes
 
     def sample(self, source: Coco, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
         """Return the same, made by Pillow: image (3, image_size, image_size) uint8, size (2,).
 
         Raises:
-            DataError: the image's size is not the annotated one.
+            SampleErrors: the image's size is not the annotated one.
         """
         import torch
         from torchvision.transforms import functional as F
 
-        image, shape = _decoded(source, id)
-        return F.pil_to_tensor(_pasted_into_square(image, self.image_size)), torch.from_numpy(shape)
+        from raydali.data.decode.pillow import decoded
 
-
-def _differs(annotated: Integers, shapes: Integers) -> NDArray[np.bool_]:
-    differ: NDArray[np.bool_] = (annotated != shapes).any(1) & (annotated != 0).all(1)  # 0: nothing is annotated
-    return differ
-
-
-def _decoded(source: Coco, id: int) -> tuple["Image.Image", Integers]:
-    from raydali.data.decode.pillow import decoded
-
-    image = decoded(source.read(id))
-    shape = np.array([image.height, image.width])
-    if _differs(source.sizes[[id]], shape[None])[0]:
-        height, width = source.sizes[id].tolist()
-        raise DataError(
-            f"{image.width}x{image.height} pixels after rotation, but {width}x{height} in the annotations: correct "
-            f"the annotations or the image"
-        )
-    return image, shape
+        image = decoded(source.read(id))
+        (size,) = self.sizes(source, Samples.one(id, epoch, (image.height, image.width)))
+        return F.pil_to_tensor(_pasted_into_square(image, self.image_size)), torch.from_numpy(size)
 
 
 def _resized_into_square(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from raydali.data.index.files import Files
 from raydali.data.index.image_pairs import ImagePairs
+from raydali.data.index.source import Readable
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import RandomFlips
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples, refuse
 from raydali.data.tasks.settings import DecoderSettings, require
 from raydali.errors import DataError
 
@@ -53,8 +54,12 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         """The names of inputs and targets, each (N, *crop_size, 3) uint8."""
         return "inputs", "targets"
 
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
-        """Draw the random numbers of samples, before their shapes are known: here the centre, without flips.
+    def files(self, source: ImagePairs) -> Sequence[Readable]:
+        """Return inputs and targets."""
+        return source.inputs, source.targets
+
+    def draws(self, ids: Ids, keys: Ids) -> Draws:
+        """Draw the random numbers of samples: here the centre, without flips.
 
         Returns:
             places: (N, 2), y before x, between the first (0) and the last (1) possible position of the window.
@@ -62,19 +67,30 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         """
         return np.full((len(ids), 2), 0.5), np.zeros((len(ids), 2), np.int32)
 
-    def inputs(self, source: ImagePairs, ids: Ids, epochs: Ids) -> Inputs:
-        """Return files of inputs and of targets, places (N, 2), flips (N, 2)."""
-        return source.inputs.files(ids), source.targets.files(ids), *self.draws(ids, epochs)
+    def inputs(self, source: ImagePairs, samples: Samples) -> Inputs:
+        """Return the starts of the windows (N, 2), and flips (N, 2), int32.
 
-    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which pairs (N,) have images of different sizes, or are smaller than the crop."""
-        unfit: NDArray[np.bool_] = (shapes[0] != shapes[1]).any(1) | (shapes[0] < np.array(self.crop_size)).any(1)
-        return unfit
-
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return the starts of the windows (N, 2), and flips (N, 2)."""
-        places, flips = inputs
-        return windows(shapes[0], np.asarray(places), self.crop_size).astype(np.int32), flips
+        Raises:
+            SampleErrors: the images of a pair differ in size, or are smaller than the crop.
+        """
+        shapes, others = samples.shapes
+        (rows, columns), crop = self.crop_size, np.array(self.crop_size)
+        refuse(
+            (shapes != others).any(1),
+            lambda place: DataError(
+                f"{_size(shapes[place])} and {_size(others[place])} pixels: both images of a pair must have the same "
+                "size"
+            ),
+        )
+        refuse(
+            np.asarray((shapes < crop).any(1)),
+            lambda place: DataError(
+                f"{_size(shapes[place])} pixels, smaller than the crop of {columns}x{rows}: lower its size, or leave "
+                "the pair out"
+            ),
+        )
+        places, flips = self.draws(samples.ids, samples.keys)
+        return windows(shapes, places, self.crop_size).astype(np.int32), flips
 
     def graph(self, source: ImagePairs, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode only the windows, and flip them."""
@@ -93,32 +109,25 @@ class Pairs(Pipeline[ImagePairs], DecoderSettings):
         """Return the same, made by Pillow: input and target, each (3, *crop_size) uint8.
 
         Raises:
-            DataError: an image cannot be decoded, or the images differ in size or are smaller than the crop.
+            DataError: an image cannot be decoded.
+            SampleErrors: see `inputs`.
         """
         from torchvision.transforms.v2 import functional as F
 
-        image, target = _image(source.inputs, id), _image(source.targets, id)
-        if image.size != target.size:
-            raise DataError(f"{_size(image)} and {_size(target)} pixels: both images of a pair must have the same size")
-        if image.height < self.crop_size[0] or image.width < self.crop_size[1]:
-            height, width = self.crop_size
-            raise DataError(
-                f"{_size(image)} pixels, smaller than the crop of {width}x{height}: "
-                "lower its size, or leave the pair out"
-            )
-        places, (flips,) = self.draws(np.array([id]), np.array([epoch]))
-        (start,) = windows(np.array([[image.height, image.width]]), places, self.crop_size).tolist()
+        images = _image(source.inputs, id), _image(source.targets, id)
+        shapes = ((image.height, image.width) for image in images)
+        (start,), (flips,) = self.inputs(source, Samples.one(id, epoch, *shapes))
         axes = [axis for axis, flips in enumerate(flips, 1) if flips]
-        return tuple(F.crop(F.pil_to_tensor(side), *start, *self.crop_size).flip(axes) for side in (image, target))
+        return tuple(F.crop(F.pil_to_tensor(image), *start, *self.crop_size).flip(axes) for image in images)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPairs(RandomFlips, Pairs):
     """A random window and random flips, vertical and horizontal, which depend on (seed, epoch, id) only."""
 
-    def draws(self, ids: Ids, epochs: Ids) -> Draws:
+    def draws(self, ids: Ids, keys: Ids) -> Draws:
         """Draw as `Pairs` says."""
-        numbers = uniforms(4, self.seed, epochs, ids)
+        numbers = uniforms(4, self.seed, keys, ids)
         return numbers[:, :2], self.flips(numbers[:, 2:])
 
 
@@ -141,9 +150,13 @@ class WholeImages(Pipeline[Files], DecoderSettings):
         """The name of images (3, H, W) uint8."""
         return ("inputs",)
 
-    def inputs(self, source: Files, ids: Ids, epochs: Ids) -> Inputs:
-        """Return the files."""
-        return (source.files(ids),)
+    def files(self, source: Files) -> Sequence[Readable]:
+        """Return the images."""
+        return (source,)
+
+    def inputs(self, source: Files, samples: Samples) -> Inputs:
+        """Return nothing: the files suffice."""
+        return ()
 
     def graph(self, source: Files, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Decode the images."""
@@ -181,5 +194,6 @@ def _image(files: Files, id: int) -> "Image.Image":
         raise DataError(f"{files.path(id)}: {error}") from error
 
 
-def _size(image: "Image.Image") -> str:
-    return f"{image.width}x{image.height}"
+def _size(shape: Integers) -> str:
+    height, width = shape.tolist()
+    return f"{width}x{height}"

@@ -11,17 +11,18 @@ Pillow's by rounding, at most 2 of 255.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raydali.data.index.masked_images import IGNORED, MaskedImages
+from raydali.data.index.source import Readable
 from raydali.data.read.reading import Cause
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import RandomFlips, Range, resize
 from raydali.data.tasks.detection import FILL
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples, of_each
 from raydali.data.tasks.settings import DecoderSettings, require, require_share
 from raydali.errors import DataError
 
@@ -57,23 +58,17 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         """The names of images (N, *canvas, 3) and masks (N, *canvas, 1), uint8."""
         return "images", "masks"
 
-    def draws(self, ids: Integers, epochs: Integers) -> Floats:
+    def draws(self, ids: Integers, keys: Integers) -> Floats:
         """Return the random numbers (N, 7) of samples: scale, place, flip and jitter; none counts in validation."""
         return np.zeros((len(ids), 7))
 
-    def inputs(self, source: MaskedImages, ids: Integers, epochs: Integers) -> Inputs:
-        """Return files of images, random numbers (N, 7), and the masks, (height, width) each."""
-        return source.inputs.files(ids), self.draws(ids, epochs), source.masks(ids)
+    def files(self, source: MaskedImages) -> Sequence[Readable]:
+        """Return the images and the masks."""
+        return source.inputs, source.targets
 
-    def unfit(self, shapes: Sequence[Integers], inputs: Inputs) -> NDArray[np.bool_]:
-        """Return which samples (N,) have a mask of another size, or do not fit on the canvas."""
-        masks = np.array([mask.shape for mask in inputs[1]])
-        unfit: NDArray[np.bool_] = (shapes[0] != masks).any(1) | self.is_too_large(shapes[0])
-        return unfit
-
-    def is_too_large(self, shapes: Integers) -> NDArray[np.bool_]:
-        """Return which images of these shapes (N, 2) do not fit on the canvas."""
-        return np.zeros(len(shapes), np.bool_)
+    def is_too_large(self, height: int, width: int) -> bool:
+        """Return whether an image of this size does not fit on the canvas."""
+        return False
 
     def windows(self, shapes: Integers, draws: Floats) -> tuple[Integers, Integers, Integers]:
         """Return starts and sizes of windows, and the sizes to which they are resized, (N, 2) each: whole images."""
@@ -83,14 +78,30 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         """Return 1 where these numbers (N,) say that a sample is flipped, and 0 elsewhere."""
         return np.zeros(len(numbers), np.int32)
 
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return starts, sizes and resized sizes of windows (N, 2), flips (N,) and masks (N, *canvas, 1)."""
-        draws, masks = inputs
-        placed = self.windows(shapes[0], np.asarray(draws))
-        flips = self.flips(np.asarray(draws)[:, 3])
-        cut = np.stack([self.cut(*sample) for sample in zip(masks, *placed, flips, strict=True)])
+    def inputs(self, source: MaskedImages, samples: Samples) -> Inputs:
+        """Return starts, sizes and resized sizes of windows (N, 2), flips (N,) and masks (N, *canvas, 1).
+
+        Raises:
+            SampleErrors: a mask cannot be decoded, or has another size; or the image does not fit on the canvas.
+        """
+        (shapes,), (files,) = samples.shapes, samples.contents
+        draws = self.draws(samples.ids, samples.keys)
+        placed, flips = self.windows(shapes, draws), self.flips(draws[:, 3])
+
+        def mask(id: int, file: NDArray[np.uint8], shape: Integers, *window: Any) -> Mask:
+            height, width = shape.tolist()
+            mask = source.mask_in(id, file)
+            if mask.shape != (height, width):
+                sizes = f"{width}x{height} pixels, but its mask {mask.shape[1]}x{mask.shape[0]}"
+                raise DataError(f"{sizes}: give both one size")
+            if self.is_too_large(height, width):
+                most = f"{self.canvas[1]}x{self.canvas[0]}"
+                raise DataError(f"{width}x{height} pixels, more than {most}: raise --val-size")
+            return self.cut(mask, *window)
+
+        masks = np.stack(of_each(mask, samples.ids.tolist(), files, shapes, *placed, flips))
         starts, sizes, small = (array.astype(np.int32) for array in placed)
-        return starts, sizes, small.astype(np.float32) if device == "gpu" else small, flips, cut
+        return starts, sizes, small.astype(np.float32) if samples.device == "gpu" else small, flips, masks
 
     def cut(self, mask: Mask, start: Integers, size: Integers, small: Integers, flip: int) -> Mask:
         """Return a mask's window (*canvas, 1), resized by its nearest pixels."""
@@ -122,7 +133,7 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
         """Return by Pillow: image (3, *canvas) and mask (1, *canvas), uint8.
 
         Raises:
-            DataError: the mask has another size, or the image does not fit on the canvas.
+            SampleErrors: see `inputs`.
         """
         import torch
         from PIL import Image
@@ -130,23 +141,15 @@ class Images(Pipeline[MaskedImages], DecoderSettings):
 
         from raydali.data.decode.pillow import decoded
 
-        image, mask = decoded(source.inputs.read(id)), source.mask(id)
-        shape = np.array([[image.height, image.width]])
-        if (image.height, image.width) != mask.shape:
-            height, width = mask.shape
-            raise DataError(f"{image.width}x{image.height} pixels, but its mask {width}x{height}: give both one size")
-        if self.is_too_large(shape)[0]:
-            height, width = self.canvas
-            raise DataError(f"{image.width}x{image.height} pixels, more than {width}x{height}: raise --val-size")
-        draws = self.draws(np.array([id]), np.array([epoch]))
-        (start,), (size,), (small,) = self.windows(shape, draws)
-        (flip,) = self.flips(draws[:, 3])
+        image = decoded(source.inputs.read(id))
+        samples = Samples.one(id, epoch, (image.height, image.width), content=source.targets.read(id))
+        (start,), (size,), (small,), (flip,), (mask,), *others = self.inputs(source, samples)
         window = image.crop((start[1], start[0], start[1] + size[1], start[0] + size[0]))
         canvas = Image.new("RGB", self.canvas[::-1], FILL)
         canvas.paste(F.resize(window, small.tolist()), (0, 0))
         pixels = F.pil_to_tensor(canvas)
-        cut = torch.from_numpy(np.ascontiguousarray(self.cut(mask, start, size, small, flip))).permute(2, 0, 1)
-        return pixels.flip(2) if flip else pixels, cut
+        mask = torch.from_numpy(mask).permute(2, 0, 1)
+        return pixels.flip(2) if flip else pixels, mask, *(torch.from_numpy(other[0]) for other in others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +182,9 @@ class TrainImages(RandomFlips, Images):
         """The outputs of `Images`, and with a jitter its factors (N, 3) float32, of which `finish` makes use."""
         return (*super().outputs, "factors") if self.jitter else super().outputs
 
-    def draws(self, ids: Integers, epochs: Integers) -> Floats:
+    def draws(self, ids: Integers, keys: Integers) -> Floats:
         """Draw as `Images` says."""
-        return uniforms(7, self.seed, epochs, ids)
+        return uniforms(7, self.seed, keys, ids)
 
     def windows(self, shapes: Integers, draws: Floats) -> tuple[Integers, Integers, Integers]:
         """Return as `Images` says; the window has whole pixels of the original."""
@@ -196,23 +199,13 @@ class TrainImages(RandomFlips, Images):
         ends = np.ceil((first + small) * factor).clip(starts + 1, shapes)
         return starts.astype(np.int64), (ends - starts).astype(np.int64), small.astype(np.int64)
 
-    def compute_crops(self, shapes: Sequence[Integers], inputs: Inputs, device: Device) -> Inputs:
-        """Return as `Images` says, and the factors of the jitter."""
-        factors = [self.factors(np.asarray(inputs[0]))] if self.jitter else []
-        return *super().compute_crops(shapes, inputs, device), *factors
-
-    def factors(self, draws: Floats) -> NDArray[np.float32]:
-        """Return the factors of brightness, contrast and saturation, (N, 3)."""
-        return (1 + self.jitter * (2 * draws[:, 4:] - 1)).astype(np.float32)
-
-    def sample(self, source: MaskedImages, id: int, epoch: int) -> tuple["torch.Tensor", ...]:
-        """Return as `Images` says, and the factors (3,) of the jitter."""
-        import torch
-
-        sample = super().sample(source, id, epoch)
+    def inputs(self, source: MaskedImages, samples: Samples) -> Inputs:
+        """Return as `Images` says, and the jitter's factors (N, 3) of brightness, contrast and saturation."""
+        inputs = super().inputs(source, samples)
         if not self.jitter:
-            return sample
-        return *sample, torch.from_numpy(self.factors(self.draws(np.array([id]), np.array([epoch])))[0])
+            return inputs
+        numbers = self.draws(samples.ids, samples.keys)[:, 4:]
+        return *inputs, (1 + self.jitter * (2 * numbers - 1)).astype(np.float32)
 
     def finish(self, tensors: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
         """Change the brightness, contrast and saturation of the images, in this order, on their device."""
@@ -233,10 +226,9 @@ class TrainImages(RandomFlips, Images):
 class ValidationImages(Images):
     """Whole images at their own size, on a canvas whose rest is ignored."""
 
-    def is_too_large(self, shapes: Integers) -> NDArray[np.bool_]:
-        """Return which images do not fit on the canvas."""
-        too_large: NDArray[np.bool_] = np.asarray((shapes > np.array(self.canvas)).any(1))
-        return too_large
+    def is_too_large(self, height: int, width: int) -> bool:
+        """Return whether an image is higher or wider than the canvas."""
+        return height > self.canvas[0] or width > self.canvas[1]
 
 
 def _on_canvas(image: Mask, small: Integers, canvas: tuple[int, int]) -> Mask:

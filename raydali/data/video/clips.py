@@ -118,11 +118,6 @@ class VideoClips:
         """For messages."""
         return str(self.videos)
 
-    @property
-    def dali_reads(self) -> bool:
-        """False: DALI gets decoded frames, not files."""
-        return False
-
     def relocate(self, root: str) -> Self:
         """The same index for a copy of the videos at another root, which is not checked."""
         return replace(self, videos=self.videos.relocate(root))

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
 
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples, of_each
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.nvdec import NvdecDecoder, decodable
 from raydali.data.video.packets import ClipPackets, Orientation, Part
@@ -79,7 +79,7 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         """The names of the outputs of `clips`."""
         return self.clips.outputs
 
-    def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
+    def inputs(self, source: VideoClips, samples: Samples) -> Inputs:
         """Return the decoded frames around the crops, and their conversions to RGB.
 
         These are luma (sequence_length, height, width, 1) and chroma (sequence_length, height / 2, width / 2, 2), uint8
@@ -87,11 +87,11 @@ class ClipsOnGpu(Pipeline[VideoClips]):
         the conversion to RGB; flips (N,) int32; labels (N,) int64.
 
         Raises:
-            OSError: a video cannot be read or decoded.
+            SampleErrors: a video cannot be read or decoded.
         """
-        crops = self.clips.crops(source, ids, epochs)
+        ids, crops = samples.ids, self.clips.crops(source, samples.ids, samples.keys)
         regions = kept_regions(source, ids, crops, self.clips.image_size)
-        clips = list(self._threads.map(partial(self._decode, source), ids.tolist(), regions.parts))
+        clips = of_each(partial(self._decode, source), ids.tolist(), regions.parts, map=self._threads.map)
         luma, chroma, colours = zip(*clips, strict=True)
         matrices, offsets = zip(*map(to_rgb, colours), strict=True)
         beside = regions.starts, regions.ends, np.stack(matrices), np.stack(offsets), crops.flips, source.labels(ids)

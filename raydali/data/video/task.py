@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import RandomFlips, centre
-from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
+from raydali.data.tasks.pipeline import Device, Inputs, Pipeline, Samples, of_each
 from raydali.data.tasks.settings import ResizedImages
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.packets import ClipPackets, pts
@@ -62,16 +62,15 @@ class Clips(Pipeline[VideoClips], ResizedImages):
         """The names of clips (N, 3, sequence_length, image_size, image_size) uint8 RGB and labels (N,) int64."""
         return "clips", "labels"
 
-    def inputs(self, source: VideoClips, ids: Ids, epochs: Ids) -> Inputs:
+    def inputs(self, source: VideoClips, samples: Samples) -> Inputs:
         """Return clips (sequence_length, image_size, image_size, 3) uint8 RGB, and labels (N,).
 
         Raises:
-            OSError: a video cannot be read or decoded.
+            SampleErrors: a video cannot be read or decoded.
         """
-        crops = self.crops(source, ids, epochs)
+        clip = partial(self._clip, source, samples.ids, self.crops(source, samples.ids, samples.keys))
         with ThreadPoolExecutor(_DECODING_THREADS) as threads:
-            clips = list(threads.map(partial(self._clip, source, ids, crops), range(len(ids))))
-        return clips, source.labels(ids)
+            return of_each(clip, range(len(samples.ids)), map=threads.map), source.labels(samples.ids)
 
     def graph(self, source: VideoClips, *inputs: "DataNode", device: Device) -> tuple["DataNode", ...]:
         """Pass the clips on."""
@@ -94,7 +93,7 @@ class Clips(Pipeline[VideoClips], ResizedImages):
         clip = frames[:, top : top + self.image_size, left : left + self.image_size]
         return np.ascontiguousarray(clip[:, :, ::-1] if crops.flips[place] else clip)
 
-    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+    def crops(self, source: VideoClips, ids: Ids, keys: Ids) -> Crops:
         """Return the crops of these clips: the centre, not mirrored."""
         resized, starts = centre(source.upright_shapes[source.places(ids)[0]], self.shorter_side, self.image_size)
         return Crops(resized, starts, np.zeros(len(ids), np.int32))
@@ -109,10 +108,10 @@ class ValidationClips(Clips):
 class TrainClips(RandomFlips, Clips):
     """A random crop and horizontal flip of such frames; they depend on (seed, epoch, id) only."""
 
-    def crops(self, source: VideoClips, ids: Ids, epochs: Ids) -> Crops:
+    def crops(self, source: VideoClips, ids: Ids, keys: Ids) -> Crops:
         """Return the crops of these clips, the same for all frames of a clip."""
-        flips, places = np.split(uniforms(3, self.seed, epochs, ids), [1], axis=1)
-        resized = super().crops(source, ids, epochs).resized
+        flips, places = np.split(uniforms(3, self.seed, keys, ids), [1], axis=1)
+        resized = super().crops(source, ids, keys).resized
         starts = np.floor(places * (resized - self.image_size + 1)).astype(np.int64)
         return Crops(resized, starts, self.flips(flips[:, 0]))
 

@@ -17,7 +17,7 @@ from raydali.errors import DataError, UsageError
 from tests.support.lists import Write
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
-from tests.support.trees import grow, read_by_dali, samples
+from tests.support.trees import bytes_of, grow, samples
 
 
 def relative(files: FileList, root: Path) -> list[tuple[str, str]]:
@@ -50,10 +50,10 @@ def test_the_same_list_in_many_dialects(text: str, write: Write, tmp_path: Path)
     assert files.root == str(tmp_path)
 
 
-def test_dali_reads_what_is_listed(write: Write) -> None:
+def test_what_is_listed_is_read(write: Write) -> None:
     files = FileList.from_file(write('cat/2.jpg,1\n"dog/""c"".jpg",0\ndog/"c".jpg,0\ncat/1.jpg,1\n'))
     expected = [b"content of cat/2.jpg", *[b'content of dog/"c".jpg'] * 2, b"content of cat/1.jpg"]
-    assert read_by_dali(files.files(np.arange(4))) == expected
+    assert bytes_of(files.contents(np.arange(4))) == expected
 
 
 def test_what_stands_between_quotes_counts(write: Write, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_list_in_s3(s3: PutObjects) -> None:
     s3("others", {"2.jpg": b"two", "keys.txt": b"bare,x\nnone,x\n", "bare": b"three"})
     files = FileList.from_file("s3://lists/lists/train.csv")
     assert samples(files) == [("s3://lists/lists/a/1.jpg", 0), ("s3://others/2.jpg", 1)]
-    assert [content.tobytes() for content in files.files(np.array([1, 0]))] == [b"two", b"one"]
+    assert bytes_of(files.contents(np.array([1, 0]))) == [b"two", b"one"]
     assert len(FileList.from_file("s3://others/keys.txt")) == 2
     with pytest.raises(UsageError, match=mentioning("s3://lists/none.csv")):
         FileList.from_file("s3://lists/none.csv")

@@ -1,6 +1,5 @@
 """Files by id: where they lie, what DALI takes, what is sent to the workers."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -9,10 +8,12 @@ import pytest
 
 from raydali.data.index.files import Files
 from raydali.data.index.labeled import LabeledFiles
+from raydali.data.read import local_files
+from raydali.data.read.contents import Failed
 from raydali.errors import UsageError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
-from tests.support.trees import grow, read_by_dali, samples
+from tests.support.trees import bytes_of, grow, read_by_dali, samples
 
 
 def test_relative_and_home_roots(nasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,16 +77,19 @@ def test_folders_give_what_a_list_gives() -> None:
 
 
 @pytest.mark.parametrize("has_root", [True, False])
-def test_local_paths_are_rows_of_one_array(has_root: bool, tmp_path: Path) -> None:
+def test_local_files_are_read_many_at_a_time(has_root: bool, tmp_path: Path) -> None:
     paths = ["long/name of a file.jpg", "1.jpg", "a b/\u00fc.jpg"]
     grow(tmp_path, paths)
     files = Files.from_list(str(tmp_path), paths if has_root else [str(tmp_path / path) for path in paths])
     assert (files.root != "") is has_root
-    for ids in ([1], [2, 0, 1, 1]):
-        rows = files.files(np.array(ids))
-        assert isinstance(rows, np.ndarray)
-        assert [os.fsdecode(row.tobytes().rstrip(b"\0")) for row in rows] == [files.path(id) for id in ids]
-        assert read_by_dali(rows) == [f"content of {paths[id]}".encode() for id in ids]
+    for ids in ([1], [2, 0, 1, 1, 2, 2, 0]):
+        contents = files.contents(np.array(ids))
+        assert bytes_of(contents) == [f"content of {paths[id]}".encode() for id in ids]
+        assert (contents.tensors is not None) == (len(ids) > local_files.FEW)
+    (tmp_path / paths[0]).unlink()
+    *others, gone = files.contents(np.array([1, 2, 1, 2, 1, 0]))
+    assert not any(isinstance(content, Failed) for content in others)
+    assert isinstance(gone, Failed) and isinstance(gone.error, FileNotFoundError)
 
 
 @pytest.mark.parametrize("root", ["/data", "s3://bucket/data"])
@@ -97,7 +101,6 @@ def test_a_list_with_absolute_paths_and_uris(root: str) -> None:
         "s3://other/3.jpg",
         f"{root}/gs:/4.jpg",
     ]
-    assert not files.dali_reads
     assert str(files) == f"the list of {root}/a/1.jpg and 3 more"
     with pytest.raises(UsageError, match=mentioning("/elsewhere paths relative")):
         files.relocate("/elsewhere")
@@ -113,18 +116,13 @@ def test_a_mixed_list_is_read(s3: PutObjects, gcs: dict[str, bytes], tmp_path: P
 
     files = Files.from_list(str(tmp_path / "root"), paths)
     assert [files.read(id) for id in range(4)] == contents
-    assert not files.dali_reads
-    assert [content.tobytes() for content in files.files(ids)] == [contents[id] for id in ids]
-
-    by_dali = Files.from_list(str(tmp_path / "root"), paths[:2])
-    assert by_dali.dali_reads
-    assert read_by_dali(by_dali.files(ids[2:4] // 2)) == [contents[id] for id in ids[2:4] // 2]
+    assert bytes_of(files.contents(ids)) == [contents[id] for id in ids]
 
 
 def test_a_local_path_that_looks_like_a_uri_is_local(tmp_path: Path) -> None:
     files = Files.from_list(str(grow(tmp_path, ["a/gs:/1.jpg"])), ["a/gs://1.jpg"])
     assert files.path(0) == f"{tmp_path}/a/gs://1.jpg"
-    assert files.dali_reads and files.read(0) == (tmp_path / "a/gs:/1.jpg").read_bytes()
+    assert files.read(0) == (tmp_path / "a/gs:/1.jpg").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_s3_is_as_local(s3: PutObjects, tmp_path: Path) -> None:
     objects = {f"data/{file}": (tmp_path / file).read_bytes() for file in PAIRS + BESIDES}
     s3("pairs", objects | {"data/img/": b"", "data/img/b/": b""})
     remote = ImagePairs.scan("s3://pairs/data/")
-    assert pairs_of(remote) == SORTED and not remote.dali_reads
+    assert pairs_of(remote) == SORTED
     assert remote.fingerprint == local.fingerprint == local.relocate("s3://pairs/data").fingerprint
     assert remote.path(2) == local.relocate("s3://pairs/data/").path(2)
     assert read_by_dali(remote.targets.encoded_paths(np.array([2]))) == [b"content of gt/b/1.PNG"]

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from raydali.data.index import files
 from raydali.data.index.masked_images import CITYSCAPES, IGNORED, VOC, MaskedImages, train_and_val
+from raydali.data.load.make import make_loader
+from raydali.data.read import contents
 from raydali.data.read.objects import read_objects
 from raydali.data.read.storage import ObjectPart
+from raydali.data.stream.stream import OrderedPass
+from raydali.data.tasks.segmentation import ValidationImages
 from raydali.errors import DataError, UsageError
 from tests.support.broken import jpeg
 from tests.support.messages import mentioning
@@ -221,11 +225,13 @@ def test_masks_in_a_bucket_are_read_at_the_same_time(
     there, _ = train_and_val("s3://masks", classes="2")
     amounts: list[int] = []
 
-    def counted(parts: list[ObjectPart]) -> list[memoryview]:
+    def counted(parts: list[ObjectPart]) -> list[memoryview | OSError]:
         amounts.append(len(parts))
         return read_objects(parts)
 
-    monkeypatch.setattr(files, "read_objects", counted)
-    masks = there.masks(np.arange(6))
-    assert amounts == [6]
-    assert all(np.array_equal(mask, local.mask(id)) for id, mask in enumerate(masks))
+    monkeypatch.setattr(contents, "read_objects", counted)
+    pipeline = ValidationImages(canvas=(64, 64))
+    with make_loader("dali", there, pipeline, OrderedPass(samples=6, batch_size=6)) as loader:
+        (batch,) = loader
+    assert [number for number in amounts if number] == [6, 6]  # images, masks
+    assert all(torch.equal(mask[0], pipeline.sample(local, id, 0)[1][0]) for id, mask in enumerate(batch["masks"]))

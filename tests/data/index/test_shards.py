@@ -36,6 +36,7 @@ from tests.support.ranks import folder_of, run_ranks
 from tests.support.tars import packed
 from tests.support.tfrecords import tfrecords
 from tests.support.traces import assert_whole
+from tests.support.trees import bytes_of
 
 SAMPLES = 30
 TRAIN = TrainImages(image_size=32, seed=3)
@@ -183,6 +184,6 @@ def test_files_in_s3(s3: PutObjects, tmp_path: Path, folders: LabeledFiles, form
     assert isinstance(remote, type(images)) and remote.fingerprint == images.fingerprint
     assert remote.path(12) == images.path(12).replace(str(tmp_path), f"s3://{bucket}/data")
     ids = np.random.default_rng(0).permutation(SAMPLES)
-    assert [content.tobytes() for content in remote.files(ids)] == [images.read(id) for id in ids.tolist()]
+    assert bytes_of(remote.contents(ids)) == [images.read(id) for id in ids.tolist()]
     with pytest.raises(UsageError, match=mentioning("s3://nobucket")):
         labeled_images(data.replace(str(tmp_path), "s3://nobucket"))

@@ -14,14 +14,16 @@ from raydali.data.index.labeled import LabeledFiles
 from raydali.data.index.listing import find_files
 from raydali.data.index.tar import TarShards, holds_shards
 from raydali.data.load.make import make_loader
-from raydali.data.read import file_parts
+from raydali.data.read import contents, file_parts
 from raydali.data.read.reading import reading_seconds
+from raydali.data.read.storage import ObjectPart
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import TrainImages, ValidationImages
 from raydali.errors import DataError, UsageError
 from tests.support.messages import mentioning
 from tests.support.object_stores import PutObjects
 from tests.support.tars import Pack, packed, photographs, samples
+from tests.support.trees import bytes_of
 
 TRAIN = TrainImages(image_size=32, seed=3)
 VALIDATION = ValidationImages(image_size=32, resize_size=40)
@@ -122,10 +124,10 @@ def test_contents_come_from_few_descriptors(shards: TarShards, monkeypatch: pyte
     ids = np.random.default_rng(0).permutation(30)
     made = photographs(30)
     for _ in range(2):
-        contents = shards.files(ids)
-        assert [content.tobytes() for content in contents] == [made[id] for id in ids.tolist()]
-        assert not any(content.flags.writeable for content in contents)
-    assert shards.files(np.array([], np.int64)) == []
+        contents = shards.contents(ids)
+        assert bytes_of(contents) == [made[id] for id in ids.tolist()]
+        assert not any(np.asarray(content).flags.writeable for content in contents)
+    assert shards.contents(np.array([], np.int64)) == []
     held = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     assert sum(file.startswith(shards.root) for file in held) == 2
 
@@ -146,21 +148,19 @@ def test_a_shard_that_shrinks_while_it_is_open_is_named(shards: TarShards, tmp_p
 
 
 def test_slow_storage_is_told_as_such(shards: TarShards, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = TarShards._content
-
-    def slow(self: TarShards, id: int) -> bytes:
+    def slow(part: ObjectPart) -> bytes:
         time.sleep(0.05)
-        return content(self, id)
+        return file_parts.read_part(part)
 
-    monkeypatch.setattr(TarShards, "_content", slow)
-    for call in (lambda: shards.files(np.arange(3)), lambda: shards.read(0)):
+    monkeypatch.setattr(contents, "read_part", slow)
+    for call in (lambda: shards.contents(np.arange(3)), lambda: shards.read(0)):
         before = reading_seconds()
         call()
         assert reading_seconds() - before >= 0.05
 
 
 def test_pickles_carry_the_index_and_share_its_buffers(shards: TarShards) -> None:
-    shards.files(np.arange(30))
+    shards.contents(np.arange(30))
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(shards, protocol=5, buffer_callback=buffers.append)
     copy = pickle.loads(data, buffers=[memoryview(buffer).toreadonly() for buffer in buffers])

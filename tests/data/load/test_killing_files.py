@@ -15,6 +15,7 @@ from raydali.data.decode import pillow
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.loader import MOST_NOTED, InFlight, left_in_flight
 from raydali.data.load.make import make_loader
+from raydali.data.read.contents import Contents
 from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.data.tasks.classification import TrainImages
 from raydali.host.child import Child
@@ -103,7 +104,7 @@ def test_a_child_process_that_dies_in_a_later_batch_dies_of_the_file_that_damage
     try:
         for id in range(3):
             file = np.frombuffer(Path(source.path(id)).read_bytes(), np.uint8)
-            screened._try_first(screening.Read(np.array([id]), [[file]]))
+            screened._try_first(screening.Read(np.array([id]), [Contents([file])]))
     finally:
         screened.close()
     assert {*quarantine.known} == {1}

@@ -17,13 +17,13 @@ from nvidia.dali import fn
 
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.index.labeled import LabeledFiles
-from raydali.data.load.batch_reader import PREFETCHED_INPUTS
-from raydali.data.load.dali_loader import PREFETCHED_BATCHES, DaliLoader
+from raydali.data.load import depths
+from raydali.data.load.dali_loader import DaliLoader
 from raydali.data.load.loader import Batch
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.data.tasks.pipeline import Inputs, Pipeline
+from raydali.data.tasks.pipeline import Inputs, Pipeline, Samples
 from raydali.errors import DataError
 from tests.support.pictures import assert_like_pillow, encoded, files, photograph
 
@@ -288,13 +288,13 @@ class Filled(Pipeline[Any]):
     made: list[list[weakref.ref[Owned]]]
     outputs: tuple[str, ...] = ("lowest", "highest", "labels")
 
-    def inputs(self, source: Any, ids: Any, epochs: Any) -> Inputs:
+    def inputs(self, source: Any, samples: Samples) -> Inputs:
         arrays = []
-        for id in ids.tolist():
+        for id in samples.ids.tolist():
             arrays.append(np.ndarray.__new__(Owned, (100_000,), np.uint8))
             arrays[-1][:] = id
         self.made.append(list(map(weakref.ref, arrays)))
-        return arrays, ids
+        return arrays, samples.ids
 
     def graph(self, source: Any, *inputs: Any, device: Any) -> tuple[Any, ...]:
         samples, labels = inputs
@@ -318,4 +318,4 @@ def test_inputs_are_let_go_when_dali_is_done_with_them(source: LabeledFiles) -> 
             most = max(most, pipeline.alive())
             del clutter
     assert len(pipeline.made) == 50
-    assert most <= PREFETCHED_INPUTS + PREFETCHED_BATCHES + 2
+    assert most <= depths.PREPARED + depths.DECODED + 2

@@ -15,6 +15,7 @@ from raydali.data.index.formats import train_and_val
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.classification import ValidationImages
+from raydali.data.tasks.pipeline import Samples
 from tests.support.pictures import encoded, files, photograph
 
 DOCUMENT = Path(__file__).parents[3] / "docs/own-data.md"
@@ -83,7 +84,8 @@ def test_what_inputs_draws_is_the_same_on_any_rank(
     source = files(tmp_path, **{f"{i}": encoded(photograph(size=(60, 50))) for i in range(48)})
     stream = Stream(samples=48, epochs=1, batch_size=6, global_batch_size=12, seed=0)
     pipeline = example["RandAugmented"](image_size=32, seed=0)
-    monochrome = pipeline.inputs(source, np.arange(48), np.zeros(48, np.int64))[-1]
+    shapes = [np.full((48, 2), 50)]
+    monochrome = pipeline.inputs(source, Samples(np.arange(48), np.zeros(48, np.int64), shapes))[-1]
 
     def grey() -> list[int]:
         found = []

@@ -24,6 +24,7 @@ from raydali.errors import UsageError
 from raydali.host.child import Child
 from tests.support.disks import small_disk
 from tests.support.messages import mentioning
+from tests.support.trees import bytes_of
 
 SAMPLES, BYTES = 1200, 500
 END_BYTES = TAG_BYTES + HASH_BYTES
@@ -180,7 +181,7 @@ def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, mon
     def read(parts: Sequence[ObjectPart]) -> None:
         for begin in range(0, len(parts), 8):
             wanted = parts[begin : begin + 8]
-            assert [*map(bytes, objects.read_objects(wanted))] == [*map(bytes, map(content, wanted))]
+            assert bytes_of(objects.read_objects(wanted)) == [*map(bytes, map(content, wanted))]
 
     def fork(share: int) -> None:
         bucket.read.clear()

@@ -156,5 +156,5 @@ def test_a_set_that_fits_is_read_once(images: Parquet, reads: Reads, monkeypatch
     assert images.read_together.fits
     rng = np.random.default_rng(0)
     for _ in range(3):
-        images.files(rng.permutation(SAMPLES))
+        images.contents(rng.permutation(SAMPLES))
     assert max(Counter(reads).values()) == 1 and len(reads) == len(images.read_together.group_bytes)

@@ -18,6 +18,7 @@ from raydali.errors import DataError
 from raydali.run.folder import RunFolder
 from tests.support.object_stores import FlakyS3, PutObjects
 from tests.support.pictures import encoded, files, photograph
+from tests.support.trees import bytes_of
 
 TRAIN = TrainImages(image_size=32, seed=3)
 VALIDATION = ValidationImages(image_size=32, resize_size=40)
@@ -48,8 +49,8 @@ def test_read_gives_the_files_bytes(local: LabeledFiles, remote: LabeledFiles) -
     copy = pickle.loads(pickle.dumps(remote))
     assert copy.read(7) == contents[7]
     ids = np.random.default_rng(0).permutation(20)
-    if not remote.dali_reads:
-        assert [content.tobytes() for content in remote.files(ids)] == [contents[id] for id in ids]
+    for source in (local, remote):
+        assert bytes_of(source.contents(ids)) == [contents[id] for id in ids]
 
 
 def test_a_process_opens_a_store_once_and_for_itself(remote: LabeledFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tests.support.object_stores import PutObjects
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 from tests.support.tars import packed
 from tests.support.traces import assert_whole
+from tests.support.trees import bytes_of
 
 CONFIG = replace(SHORT, data="s3://digits", epochs=1, global_batch_size=32)
 
@@ -99,7 +100,7 @@ def test_objects_that_were_replaced_are_read_again(
         source = index()
         COUNTS.take()
         with shared_cache(f"{tmp_path}/cache:1G", session.worker, "127.0.0.1", (source, source), session.warn):
-            assert [bytes(each) for each in source.files(np.arange(len(KEYS)))] == [now[key] for key in KEYS]
+            assert bytes_of(source.contents(np.arange(len(KEYS)))) == [now[key] for key in KEYS]
         return COUNTS.take().requests
 
     assert read(FIRST) == len(KEYS) and read({}) == 0
