@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from raydali.host.hardware import PrecisionName
-    from raydali.training.step import ForwardBackward, Precision
+    from raydali.training.forward_backward import ForwardBackward, Precision
     from raydali.training.worker import Worker
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
@@ -147,7 +147,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     """
     import torch
 
-    from raydali.training.step import Precision
+    from raydali.training.forward_backward import Precision
     from raydali.training.worker import Worker
 
     task = replace(task, rank=rank)
@@ -190,9 +190,9 @@ def _make_step(
 ) -> tuple[Step, "ForwardBackward"]:
     import torch
 
+    from raydali.training.forward_backward import with_sync_batchnorm
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
-    from raydali.training.step import with_sync_batchnorm
 
     model = build_model(task.model, max(MIN_CLASSES, len(source.classes))).to(worker.device)
     model = model.to(memory_format=task.layout)
@@ -240,8 +240,8 @@ def optimizer_step(
     """
     import torch
 
+    from raydali.training.forward_backward import ForwardBackward, RunningStatistics
     from raydali.training.optim import parameter_groups
-    from raydali.training.step import ForwardBackward, RunningStatistics
 
     fused = worker.device.type == "cuda"
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=fused)
@@ -286,7 +286,7 @@ class Segments:
 
     def before(self) -> Segment | None:
         """Rehearse, measure the ceiling before a loader exists, then start the loader."""
-        from raydali.training.step import WARM_UP_STEPS_OF_DDP
+        from raydali.training.forward_backward import WARM_UP_STEPS_OF_DDP
 
         # A CPU captures nothing, and tunes everything in the first step.
         for _ in range((WARM_UP_STEPS_OF_DDP + 1 if self._task.gpu else 1) * self._task.micro_batches):

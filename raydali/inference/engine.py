@@ -28,7 +28,7 @@ from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
 from raydali.inference.trained_run import TrainedRun
 from raydali.training.evaluation.validation import ValidationPass
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 
 Collected = list[tuple[NDArray[np.int64], dict[str, Any]]]
 """Ids and outputs of each batch."""

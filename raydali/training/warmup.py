@@ -17,7 +17,7 @@ from raydali.measure.ceiling import MAX_SECONDS, Ceiling, ceiling_images_per_sec
 from raydali.measure.gpu_busy import busy_seconds
 from raydali.training.checkpoint_file import snapshot
 from raydali.training.cuda_graphs import WARM_UP_STEPS
-from raydali.training.step import ForwardBackward, Precision
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
 
 Step = TypeVar("Step")

@@ -14,7 +14,7 @@ from torch import nn
 
 from raydali.run.compile_cache import NODE_FOLDERS, CompileCache
 from raydali.run.folder import RunFolder
-from raydali.training.step import ForwardBackward, Precision
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
 from tests.support.ranks import folder_of, run_ranks
 

@@ -10,8 +10,8 @@ import torch
 from jobs.detection import SHAPES, network, open_data, train
 from raydali.host.hardware import PrecisionName
 from raydali.training.cuda_graphs import WARM_UP_STEPS, _GraphedPart
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.models.detection import build_detector, constant_parts, detection_loss
-from raydali.training.step import ForwardBackward, Precision
 from raydali.training.worker import Worker
 from tests.support.ranks import LocalSession, folder_of
 
@@ -22,7 +22,7 @@ STEPS, MICRO_BATCHES = WARM_UP_STEPS + 3, 2
 
 @pytest.fixture(autouse=True)
 def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in test_step_gpu.py."""
+    """As in test_forward_backward_gpu.py."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from raydali.bench.train_rank import optimizer_step
 from raydali.training.cuda_graphs import WARM_UP_STEPS
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.fused import kernels, layers, operators
 from raydali.training.models.normalized import Normalized
-from raydali.training.step import ForwardBackward, Precision
 from raydali.training.worker import Worker
 from tests.support.batch_norms import SETTINGS, count_layers, random_bits, random_images, results, tensors
 

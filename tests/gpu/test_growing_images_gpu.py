@@ -11,7 +11,7 @@ import torch
 from jobs.imagenet import Config, train
 from raydali.host.hardware import PrecisionName
 from raydali.run.events import CeilingMeasured, Rehearsed
-from raydali.training.step import ForwardBackward
+from raydali.training.forward_backward import ForwardBackward
 from tests.support.digits import SHORT, few_digits
 from tests.support.ranks import LocalSession, folder_of
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from raydali.training.checkpoint_file import snapshot
+from raydali.training.forward_backward import Precision
 from raydali.training.learning_rates import OptimizerName
 from raydali.training.models.small_images import digits_network
 from raydali.training.optim import build_optimizer, load_optimizer
-from raydali.training.step import Precision
 from raydali.training.warmup import _undone
 
 pytestmark = pytest.mark.gpu

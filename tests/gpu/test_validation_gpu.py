@@ -19,10 +19,10 @@ from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.classification import ValidationImages
 from raydali.training.evaluation.classification import evaluate
 from raydali.training.evaluation.validation import ValidationForward
+from raydali.training.forward_backward import Precision
 from raydali.training.models.normalized import Normalized
 from raydali.training.models.small_images import digits_network
 from raydali.training.optim import MovingAverage
-from raydali.training.step import Precision
 from raydali.training.worker import Worker
 from tests.support.pictures import encoded, files, photograph
 

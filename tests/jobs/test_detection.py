@@ -19,8 +19,8 @@ from jobs.detection import SHAPES, Config, Data, open_data, train
 from raydali.data.index.coco import Coco
 from raydali.errors import UsageError
 from raydali.training.evaluation.detection import Found, coco_metrics
+from raydali.training.forward_backward import Precision
 from raydali.training.models.detection import build_detector, check_detector
-from raydali.training.step import Precision
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks

@@ -14,7 +14,7 @@ from torch import nn
 from jobs.imagenet import train
 from raydali.run.compile_cache import FOLDER, NODE_FOLDERS, CompileCache, enter_working_folder, use_node_folders
 from raydali.run.folder import RunFolder
-from raydali.training.step import ForwardBackward, Precision
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import CPU, LocalSession, folder_of, run_ranks

@@ -8,7 +8,7 @@ from torch import nn
 
 from raydali.training.cuda_graphs import WARM_UP_STEPS, GraphedParts
 from raydali.training.finetuning import freeze
-from raydali.training.step import ForwardBackward, Precision
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from raydali.errors import UsageError
 from raydali.training.evaluation.validation import evaluating
 from raydali.training.finetuning import freeze, learning_rate_scales
+from raydali.training.forward_backward import ForwardBackward, Precision, RunningStatistics
 from raydali.training.models.classification import build_model, head_names, on_meta
 from raydali.training.models.small_images import digits_network
 from raydali.training.optim import build_optimizer
-from raydali.training.step import ForwardBackward, Precision, RunningStatistics
 from raydali.training.worker import Worker
 from tests.support.messages import mentioning
 from tests.support.ranks import run_ranks

@@ -11,8 +11,8 @@ from timm.loss.binary_cross_entropy import BinaryCrossEntropy
 from torch import nn
 from torch.nn import functional as F
 
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.losses import balanced_weights, classification_loss, mixing
-from raydali.training.step import ForwardBackward, Precision
 from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
 

@@ -13,6 +13,7 @@ from raydali import extras
 from raydali.errors import UsageError
 from raydali.launch.driver.option_checks import check
 from raydali.training.checkpoint_file import serialize, snapshot
+from raydali.training.forward_backward import Precision
 from raydali.training.learning_rates import OptimizerName
 from raydali.training.models.classification import build_model, head_names
 from raydali.training.models.small_images import digits_network
@@ -25,7 +26,6 @@ from raydali.training.optim import (
     parameter_groups,
     set_learning_rate,
 )
-from raydali.training.step import Precision
 from raydali.training.warmup import _undone
 from tests.support.messages import mentioning
 from tests.support.torch_muon import ComparedMuon

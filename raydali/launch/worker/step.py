@@ -22,7 +22,7 @@ from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
 from raydali.run.sample_trace import SampleTrace
 from raydali.training.evaluation.validation import ValidationForward
-from raydali.training.step import ForwardBackward, Precision, RunningStatistics
+from raydali.training.forward_backward import ForwardBackward, Precision, RunningStatistics
 
 
 class RunParts:

@@ -51,7 +51,7 @@ from raydali.run.model_file import BestWeights
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
-from raydali.training.step import ForwardBackward, RunningStatistics, with_sync_batchnorm
+from raydali.training.forward_backward import ForwardBackward, RunningStatistics, with_sync_batchnorm
 from raydali.training.worker import NOTICES
 
 EARLY_SAVES = 2

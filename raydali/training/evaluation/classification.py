@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from raydali.data.load.loader import Batch
 from raydali.training.evaluation.validation import evaluating, gather_arrays, require_read
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 
 

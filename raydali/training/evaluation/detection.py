@@ -13,7 +13,7 @@ from raydali.data.index.coco import Coco
 from raydali.data.load.loader import Batch
 from raydali.data.tasks.detection import Boxes, unfitted
 from raydali.training.evaluation.validation import evaluating, gather_arrays, require_read
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 
 Found = tuple[int, Boxes, NDArray[np.float32], NDArray[np.int64]]

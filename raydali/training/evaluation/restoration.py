@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from raydali.data.load.loader import Batch
 from raydali.training.evaluation.validation import evaluating, require_read
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 
 HIGHEST_PSNR = 100.0

@@ -14,7 +14,7 @@ from torch import nn
 from raydali.data.broken.quarantine import none_read
 from raydali.data.load.loader import Batch, Loader
 from raydali.training.cuda_graphs import capture
-from raydali.training.step import Precision, compile_function
+from raydali.training.forward_backward import Precision, compile_function
 from raydali.training.worker import Worker
 
 WARM_UP_CALLS = 3

@@ -22,7 +22,7 @@ from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, Note
 from raydali.training import warmup
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.warmup import warm_up
 from raydali.training.worker import Worker
 from tests.support.digits import SHORT, digits_data

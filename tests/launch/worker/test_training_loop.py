@@ -22,7 +22,7 @@ from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.find import newest_first, step_of
-from raydali.training.step import ForwardBackward
+from raydali.training.forward_backward import ForwardBackward
 from tests.support.digits import SHORT, digits_data
 from tests.support.ranks import LocalSession, Stopped, folder_of
 
@@ -179,7 +179,7 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits(
 
     taken, failed, gib = list[int](), list[weakref.ref[torch.Tensor]](), 2**30
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr("raydali.training.step.memory_of", memory)
+    monkeypatch.setattr("raydali.training.forward_backward.memory_of", memory)
     with pytest.raises(UsageError, match="--batch-size 16 does not fit into the GPU's memory: about 32 would fit"):
         failing(5).train()
     with pytest.raises(UsageError, match="no smaller one was found that fits"):
@@ -206,7 +206,7 @@ def test_a_validation_is_compiled_if_it_pays_and_by_a_resume_only_when_it_valida
     """A first start does so before its first step: what does not fit into memory fails then."""
     config = replace(CONFIG, epochs=3, compile=True)
     stream, samples = config.stream(len(digits_data().train)), len(digits_data().val)
-    monkeypatch.setattr("raydali.training.step.compile_function", lambda function, **_: function)
+    monkeypatch.setattr("raydali.training.forward_backward.compile_function", lambda function, **_: function)
 
     def steps_before(folder: str, stop_at: int | None, pays_from: int) -> list[int]:
         """Return how many steps of the run were done at each preparation."""

@@ -19,7 +19,7 @@ from raydali.data.tasks.classification import ValidationImages
 from raydali.errors import DataError
 from raydali.training.evaluation import detection, restoration
 from raydali.training.evaluation.classification import evaluate, evaluate_labels
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 from tests.support.broken import folder
 from tests.support.messages import mentioning

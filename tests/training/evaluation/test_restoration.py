@@ -10,7 +10,7 @@ from torch import nn
 from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import OrderedPass
 from raydali.training.evaluation.restoration import HIGHEST_PSNR, RestorationNetwork, charbonnier, evaluate, restore
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from raydali.data.load.loader import Batch
 from raydali.errors import UsageError
 from raydali.training.evaluation.segmentation import balanced_weights, cross_entropy, evaluate, mask_files
 from raydali.training.evaluation.validation import ValidationPass
+from raydali.training.forward_backward import Precision
 from raydali.training.models.segmentation import WithAuxiliary, build, check_segmenter
-from raydali.training.step import Precision
 from raydali.training.worker import Worker
 
 CLASSES = 5

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from raydali.training.evaluation.validation import ValidationForward, evaluating
-from raydali.training.step import Precision
+from raydali.training.forward_backward import Precision
 
 PRECISION = Precision("fp32", torch.device("cpu"))
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from raydali.training.finetuning import freeze
+from raydali.training.forward_backward import ForwardBackward, Precision, with_sync_batchnorm
 from raydali.training.fused import layers, operators, passes
 from raydali.training.models.factories import set_drop_path
 from raydali.training.models.normalized import Normalized
 from raydali.training.models.small_images import digits_network
-from raydali.training.step import ForwardBackward, Precision, with_sync_batchnorm
 from raydali.training.worker import Worker
 from tests.support.batch_norms import count_layers
 from tests.support.ranks import run_ranks

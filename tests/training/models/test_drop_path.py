@@ -11,9 +11,9 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from raydali.errors import UsageError
+from raydali.training.forward_backward import with_sync_batchnorm
 from raydali.training.models.classification import build_model
 from raydali.training.models.factories import set_drop_path
-from raydali.training.step import with_sync_batchnorm
 from tests.support.messages import mentioning
 
 

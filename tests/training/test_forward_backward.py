@@ -11,8 +11,8 @@ from torch import nn
 
 from raydali.host.hardware import PrecisionName
 from raydali.training.cuda_graphs import WARM_UP_STEPS
+from raydali.training.forward_backward import WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
 from raydali.training.models.small_images import digits_network
-from raydali.training.step import WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
 from raydali.training.warmup import warm_up, warm_up_steps
 from raydali.training.worker import Worker
 from tests.support.job_ranks import undisturbed

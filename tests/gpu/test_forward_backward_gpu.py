@@ -15,14 +15,14 @@ from torchvision.models.resnet import BasicBlock, resnet18
 from raydali.host.hardware import PrecisionName
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.finetuning import freeze
-from raydali.training.models.factories import set_drop_path
-from raydali.training.models.small_images import digits_network
-from raydali.training.step import (
+from raydali.training.forward_backward import (
     WARM_UP_STEPS_OF_DDP,
     ForwardBackward,
     Precision,
     with_sync_batchnorm,
 )
+from raydali.training.models.factories import set_drop_path
+from raydali.training.models.small_images import digits_network
 from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
 
@@ -192,7 +192,7 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
     worker = Worker.join(torch.device("cuda", torch.distributed.get_rank()), cpus=1, node="")
     model, precision = network().to(worker.device), Precision("fp32", worker.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
-    with patch("raydali.training.step.ddp_is_slower", return_value=not ddp):
+    with patch("raydali.training.forward_backward.ddp_is_slower", return_value=not ddp):
         forward_backward = ForwardBackward(
             model, cross_entropy_of(model), worker, precision, micro_batches=2, graph=True
         )
