@@ -43,7 +43,7 @@ def test_a_run_whose_driver_raises_an_unexpected_exception_has_an_end(env: dict[
     script.write_text(
         "import os\nimport jobs.imagenet as job\n"
         "from raydali.launch.driver.command import run_job\n"
-        "from raydali.launch.driver.room import Waiting\n"
+        "from raydali.launch.driver.group_size import Waiting\n"
         "def poll(waiting):\n"
         f"    if os.path.exists('{reached}'):\n"
         "        {}['planted']\n"

@@ -16,13 +16,13 @@ from raydali.launch import trainer
 from raydali.launch.channel import Call
 from raydali.launch.driver import hang_detection
 from raydali.launch.driver.endings import driver_error, final_error, resume_hint, silence_ray
+from raydali.launch.driver.group_size import GroupSize, Waiting
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.driver.job_file import typed
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
 from raydali.launch.driver.recorder import RunRecorder, WorkerWarnings
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.launch.driver.room import GroupSize, Waiting
 from raydali.launch.driver.run_ledger import RunLedger
 from raydali.launch.driver.worker_group import WorkerGroup
 from raydali.launch.job import WorkerTask

@@ -10,7 +10,7 @@ import pytest
 
 from raydali.errors import SupersededError, TrainingError
 from raydali.host.interrupts import Interrupt
-from raydali.launch.driver import loop, recorder, restart_policy, room
+from raydali.launch.driver import group_size, loop, recorder, restart_policy
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.loop import Driver
 from raydali.launch.driver.placement import Placement
@@ -119,7 +119,7 @@ def error(text: str, group: str, *, final: bool = False) -> WorkerError:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(group_size, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(restart_policy, "PAUSES", (0.0,))
     monkeypatch.setattr(loop, "ray", MagicMock())
     # Without a Ray to ask, they would start one.
@@ -236,7 +236,7 @@ def test_an_interrupted_run_does_not_wait_for_workers_that_do_not_train(tmp_path
 
 
 def test_a_group_that_has_left_is_followed_by_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "GROW_SECONDS", 0.0)
+    monkeypatch.setattr(group_size, "GROW_SECONDS", 0.0)
     play = Play(tmp_path, workers=(1, 3))
 
     def have(cpus: float, free: float) -> Any:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.driver import room
+from raydali.launch.driver import group_size
 from raydali.launch.driver.cluster import AutoscalerCapacity, Cluster, Group, Shape
+from raydali.launch.driver.group_size import GroupSize, Waiting, describe_waiting
 from raydali.launch.driver.placement import Placement
-from raydali.launch.driver.room import GroupSize, Waiting, describe_waiting
 from tests.support.messages import mentions
 
 HEAD = (0.0, 0.0)
@@ -28,7 +28,7 @@ class Nodes:
     def sizes(self, minimum: int, maximum: int) -> GroupSize:
         return GroupSize(Placement(minimum, maximum, 1, False, maximum), self.look, lambda: self.now)
 
-    def next_of(self, size: GroupSize, *left_out: str, seconds: float = room.LOOK_SECONDS) -> int | None:
+    def next_of(self, size: GroupSize, *left_out: str, seconds: float = group_size.LOOK_SECONDS) -> int | None:
         self.now += seconds
         return size.of_next(left_out)
 
@@ -39,7 +39,7 @@ def test_elastic_groups_take_what_is_free_once_that_has_settled() -> None:
     assert cluster.next_of(size) == 3
     cluster.nodes["a"] = 2.0, 1.0
     assert cluster.next_of(size) is None  # a dead group's places may come free
-    assert cluster.next_of(size, seconds=room.SETTLE_SECONDS) == 2
+    assert cluster.next_of(size, seconds=group_size.SETTLE_SECONDS) == 2
     cluster.nodes["a"] = 2.0, 2.0
     assert cluster.next_of(size) == 3
     assert cluster.next_of(size, "a") == 1
@@ -58,9 +58,9 @@ def test_a_group_grows_at_times() -> None:
     cluster.nodes["a"] = 2.0, 0.0
     size.started()
     assert size.of_larger(2, ()) is None
-    cluster.now += room.GROW_SECONDS
+    cluster.now += group_size.GROW_SECONDS
     assert size.of_larger(2, ("b",)) is None
-    cluster.now += room.GROW_SECONDS
+    cluster.now += group_size.GROW_SECONDS
     assert size.of_larger(2, ()) == 3
     assert size.of_larger(3, ()) is None
 
@@ -73,7 +73,7 @@ def test_groups_that_were_not_placed_get_more_time() -> None:
     assert size.placement_seconds(2) == 2 * before
     for _ in range(20):
         size.ended(placed=False)
-    assert size.placement_seconds(2) == room.MAX_PLACEMENT_SECONDS
+    assert size.placement_seconds(2) == group_size.MAX_PLACEMENT_SECONDS
     size.started()
     assert size.placement_seconds(2) == before
 
