@@ -102,7 +102,7 @@ def fit(
     import ray
     from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train has the types of the first version
 
-    from raydali.launch.worker.process_group import Trainer, WorkerProcesses
+    from raydali.launch.train_backend import Trainer, WorkerProcesses
     from raydali.launch.worker.ray_session import run_worker
 
     context = ray.get_runtime_context()
@@ -130,7 +130,7 @@ def _import_ray_train(training: Training) -> None:
     """Import Ray Train with the run's settings; two threads that import it at once would block each other."""
     with _importing:
         os.environ.update({**training.settings, **training.worker_variables})
-        importlib.import_module("raydali.launch.worker.process_group")
+        importlib.import_module("raydali.launch.train_backend")
 
 
 def end_of(error: Exception) -> GroupEnd:

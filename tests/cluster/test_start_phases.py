@@ -53,7 +53,7 @@ def test_workers_are_forked_and_each_second_of_a_start_has_a_name(tmp_path: Path
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), "the driver has imported it"
         servers = {parent(each) for each in workers(process.pid)}
         (server,) = servers
-        assert "process_server.py" in name_of(server)
+        assert "fork_server.py" in name_of(server)
         folders = {str(Path(f"/proc/{each}/cwd").readlink()) for each in workers(process.pid)}
         assert folders == {f"{env['XDG_CACHE_HOME']}/raydali/working_folder"}
         killed = time.time()
@@ -88,7 +88,7 @@ def test_on_a_cluster_the_nodes_keep_servers_for_later_runs(tmp_path: Path) -> N
                 assert len(found) == len({parent(each) for each in found}) == 2
                 assert name == "first" or {parent(each) for each in found} == servers
                 servers = {parent(each) for each in found}
-                assert all("process_server.py" in name_of(each) for each in servers)
+                assert all("fork_server.py" in name_of(each) for each in servers)
                 assert all("raylet/raylet" in name_of(parent(each)) for each in servers)
                 assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), "the driver has imported it"
                 process.terminate()

@@ -12,7 +12,7 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray._raylet import persist_port  # type: ignore[attr-defined]
 
-from raydali.launch import process_server
+from raydali.launch import fork_server
 
 _PORTS = "gcs_server_port", "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
 _AGENT_PORT = "dashboard_agent_listen_port"
@@ -44,7 +44,7 @@ class OwnNode(Node):
             include_dashboard=False,
             no_monitor=True,  # there is nothing to scale
             include_log_monitor=False,  # type: ignore[arg-type]  # of Ray
-            setup_worker_path=process_server.__file__,
+            setup_worker_path=fork_server.__file__,
             dashboard_agent_listen_port=self._agent_port,
             **port_options,
         )

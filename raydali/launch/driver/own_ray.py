@@ -18,10 +18,10 @@ from subprocess import DEVNULL
 
 from raydali.errors import StartError, SupersededError, UsageError
 from raydali.host.cpu_times import load, usable_cores
-from raydali.launch import process_server
+from raydali.launch import fork_server
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS
+from raydali.launch.fork_server import OWN_SERVER
 from raydali.launch.options import LaunchOptions
-from raydali.launch.process_server import OWN_SERVER
 from raydali.text import plural
 
 WORKERS_PER_CORE = 8
@@ -95,7 +95,7 @@ def own_ray(cpus: int, warn: Callable[[str], None]) -> Iterator[Callable[[], Non
 def _started(folder: str, cpus: int, warn: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Start the server of its processes and then Ray with files in this folder, and end both."""
     os.environ[OWN_SERVER] = f"{folder}/processes"
-    command = [sys.executable, process_server.__file__, os.environ[OWN_SERVER]]
+    command = [sys.executable, fork_server.__file__, os.environ[OWN_SERVER]]
     with ExitStack() as stack:
         server = subprocess.Popen(command, start_new_session=True, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
         stack.callback(server.wait)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from raydali.errors import UsageError
 from raydali.host.interrupts import raise_on_signals
-from raydali.launch import process_server
+from raydali.launch import fork_server
 from raydali.launch.driver.autoscaler import read_growth
 from raydali.launch.driver.cluster import NO_GROWTH, Cluster, connected_cluster
 from raydali.launch.driver.own_ray import cpus_for, own_ray
@@ -122,7 +122,7 @@ def _environment_of_job() -> dict[str, str]:
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
     if sys.platform != "linux" or any(name not in COMPATIBLE and not name.startswith("_") for name in job):
         return {}
-    file = shlex.quote(process_server.__file__)
+    file = shlex.quote(fork_server.__file__)
     shared = hashlib.sha256(json.dumps(job.get("env_vars"), sort_keys=True).encode()).hexdigest()[:8]
     python = f"p=$({PYTHON_OF_RAYLET}); p=${{p:-{shlex.quote(sys.executable)}}}"
     return {"py_executable": f"$({python}; [ -f {file} ] && echo $p {file} {shared} || echo $p)"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raydali.launch import process_server
+from raydali.launch import fork_server
 from tests.support.cluster import descendants, kill
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +21,10 @@ LISTEN = """
 import os
 import signal
 import sys
-from raydali.launch import process_server
+from raydali.launch import fork_server
 
 try:
-    listening = process_server._listen(sys.argv[1])
+    listening = fork_server._listen(sys.argv[1])
 except OSError:
     print("another one does", flush=True)
 else:
@@ -36,11 +36,11 @@ else:
 """
 SERVE = """
 import sys
-from raydali.launch import process_server
+from raydali.launch import fork_server
 
-process_server.MODULES = ()
-process_server._has_gpu = lambda: bool(sys.argv[2:])
-process_server.main(sys.argv[1])
+fork_server.MODULES = ()
+fork_server._has_gpu = lambda: bool(sys.argv[2:])
+fork_server.main(sys.argv[1])
 """
 """A server without what takes seconds to import. It is of a node with a GPU if it is given another argument."""
 
@@ -68,7 +68,7 @@ def ran(*command: str, **variables: str) -> list[str]:
 
 def test_a_program_runs_without_a_fork_if_the_server_dies(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print('ran with', *sys.argv[1:])")
-    command = [sys.executable, process_server.__file__, str(tmp_path / "socket"), str(tmp_path / "program.py"), "me"]
+    command = [sys.executable, fork_server.__file__, str(tmp_path / "socket"), str(tmp_path / "program.py"), "me"]
     # The first process is the server, which imports for seconds, and its fork asks it.
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     while not descendants(server.pid):
@@ -107,7 +107,7 @@ def test_a_server_outlives_processes_that_it_cannot_fork_for(tmp_path: Path) -> 
             socket.send_fds(asking, [b" "], [0, 1, 2])
             asking.sendall(request.encode() + b"\n")
             assert asking.recv(1) == b""
-        assert ran(process_server.__file__, path, str(program)) == [str(server)]
+        assert ran(fork_server.__file__, path, str(program)) == [str(server)]
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_where_there_is_a_gpu_forks_have_the_compiler_and_cuda_is_unused(tmp_pat
     program.write_text(
         f"import os, sys; print(*(each in sys.modules for each in sys.argv[1:]), os.getppid()); {hashed}"
     )
-    compiler = [*process_server.COMPILER_MODULES]
+    compiler = [*fork_server.COMPILER_MODULES]
     with serving(path, "gpu") as server:
-        found = ran(process_server.__file__, path, str(program), *compiler, "nvidia.dali")
+        found = ran(fork_server.__file__, path, str(program), *compiler, "nvidia.dali")
     assert found == [*["True"] * len(compiler), "False", str(server), "1"]
 
 
@@ -128,15 +128,15 @@ def test_a_fork_has_the_folders_of_modules_of_the_process_that_asks(tmp_path: Pa
     program.write_text("import sys; print(*sys.path[:2])")
     with serving(path, env=os.environ | {"PYTHONPATH": f"{ROOT}:/old"}):
         for python_path in (str(ROOT), f"/new:{ROOT}"):
-            found = ran(process_server.__file__, path, str(program), PYTHONPATH=python_path)
+            found = ran(fork_server.__file__, path, str(program), PYTHONPATH=python_path)
             assert found == [str(tmp_path), python_path.partition(":")[0]]
 
 
 def test_processes_of_a_ray_of_our_own_are_forks_if_they_have_its_environment(tmp_path: Path) -> None:
-    path, program, command = str(tmp_path / "socket"), tmp_path / "program.py", process_server.__file__
+    path, program, command = str(tmp_path / "socket"), tmp_path / "program.py", fork_server.__file__
     program.write_text("import os, sys; print(os.getppid(), os.environ['FOLDER'], *sys.argv[1:])")
     (tmp_path / "setup_worker.py").write_text("import sys; print('of Ray', *sys.argv[1:])")
-    described, own = "--serialized-runtime-env-context=", {process_server.OWN_SERVER: path}
+    described, own = "--serialized-runtime-env-context=", {fork_server.OWN_SERVER: path}
     with serving(path) as server:
         context = {"command_prefix": [], "env_vars": {"FOLDER": "${HOME}/x"}, "py_executable": sys.executable}
         arguments = described + json.dumps(context), "--language=PYTHON", "--id=1"
@@ -153,19 +153,19 @@ def test_jobs_with_other_packages_or_settings_do_not_share_the_server_of_a_node(
     (tmp_path / "job").mkdir()
     (tmp_path / "packages/torch").mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", "")
-    shared = process_server._identity("same")
-    assert process_server._identity("other") != shared
+    shared = fork_server._identity("same")
+    assert fork_server._identity("other") != shared
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "job"))
-    assert process_server._identity("same") == shared
+    assert fork_server._identity("same") == shared
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    with_torch = process_server._identity("same")
+    with_torch = fork_server._identity("same")
     assert with_torch != shared
     (tmp_path / "packages/__pycache__").mkdir()
-    assert process_server._identity("same") == with_torch
+    assert fork_server._identity("same") == with_torch
     (tmp_path / "packages/torch-2.dist-info").mkdir()
-    installed = process_server._identity("same")
-    assert process_server._identity("same") == installed != with_torch
+    installed = fork_server._identity("same")
+    assert fork_server._identity("same") == installed != with_torch
     os.utime(tmp_path / "packages/torch-2.dist-info", (1, 1))  # the same version is installed again
-    assert process_server._identity("same") not in (installed, with_torch)
+    assert fork_server._identity("same") not in (installed, with_torch)
     (tmp_path / "packages/torchvision").mkdir()
-    assert process_server._identity("same") != with_torch
+    assert fork_server._identity("same") != with_torch
