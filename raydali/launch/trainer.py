@@ -103,7 +103,7 @@ def fit(
     from ray.train.v2.api.config import FailureConfig, RunConfig  # ray.train has the types of the first version
 
     from raydali.launch.train_backend import Trainer, WorkerProcesses
-    from raydali.launch.worker.ray_session import run_worker
+    from raydali.launch.worker.run_worker import run_worker
 
     context = ray.get_runtime_context()
     try:

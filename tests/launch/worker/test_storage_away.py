@@ -15,7 +15,7 @@ from raydali.data.builtin.digits import digits_folder
 from raydali.data.read import reading
 from raydali.data.stream.stream import Stream
 from raydali.errors import DataError, DivergedError, StorageAway, StorageError, UsageError
-from raydali.launch.worker.ray_session import worker_error
+from raydali.launch.worker.run_worker import worker_error
 from raydali.run.folder import RunFolder
 from tests.support.checkpoint_stores import Rows, newest, save, store_of
 from tests.support.digits import SHORT, digits_data
