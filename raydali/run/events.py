@@ -45,7 +45,7 @@ class Started(Event):
 
     Attributes:
         step: the step at which the group began.
-        versions, nodes: see `launch.worker.environment`.
+        versions, nodes: see `launch.worker.run_worker.environment`.
         parameters: number of the model's parameters.
         command: the driver's command line; added by the driver.
         train_run: Ray Train's own id of the run.

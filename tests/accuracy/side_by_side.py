@@ -81,7 +81,7 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     from raydali.data.index.formats import train_and_val
     from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
-    from raydali.launch.worker.environment import resolve_on_hardware
+    from raydali.launch.worker.run_worker import resolve_on_hardware
     from raydali.run.folder import CONFIG, EPOCHS
     from tests.support.ranks import LocalSession, folder_of
 

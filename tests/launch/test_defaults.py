@@ -22,8 +22,8 @@ from raydali.host.hardware import COMPILE_PAYS_FROM, cpu_facts, fastest_precisio
 from raydali.launch.defaults import Facts, resolve
 from raydali.launch.driver.option_checks import check_loader, crop_warning, window_warning
 from raydali.launch.driver.resume import PreviousRun, changes
-from raydali.launch.worker import environment
-from raydali.launch.worker.environment import resolve_on_hardware
+from raydali.launch.worker import run_worker
+from raydali.launch.worker.run_worker import resolve_on_hardware
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning
@@ -48,14 +48,14 @@ def choose(
     """The precision, whether it is compiled, and the messages, on such hardware."""
     session = LocalSession(folder, device=torch.device("cpu"))
     object.__setattr__(session.worker, "device", torch.device(device))
-    vars(environment)["has_bf16"] = lambda _: bf16
+    vars(run_worker)["has_bf16"] = lambda _: bf16
     options = resolve_on_hardware(config, session, samples=samples)
     return options.precision, options.compile, session.messages
 
 
 @pytest.fixture(autouse=True)
 def _own_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(environment), "has_bf16", vars(environment)["has_bf16"])
+    monkeypatch.setitem(vars(run_worker), "has_bf16", vars(run_worker)["has_bf16"])
 
 
 def test_choices_of_the_first_start_hold_on_other_hardware(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_is_given_or_cannot_be_is_not_resolve_on_hardware(tmp_path: Path) -
 
 def choice_of_rank(folder: RunFolder) -> str | None:
     session = LocalSession(folder)
-    vars(environment)["has_bf16"] = lambda _: session.worker.rank == 0
+    vars(run_worker)["has_bf16"] = lambda _: session.worker.rank == 0
     return resolve_on_hardware(CONFIG, session, samples=80).precision
 
 

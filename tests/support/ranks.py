@@ -6,7 +6,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -65,15 +65,21 @@ class LocalSession(Session):
         cpus: int = 1,
         waits_for_saves: bool = True,
     ) -> None:
-        super().__init__(Worker.join(device, cpus=cpus, node="local"), folder)
+        super().__init__(
+            Worker.join(device, cpus=cpus, node="local"),
+            folder,
+            *cast(Any, (None, None)),  # there is no driver, and no Ray Train
+            environment={},
+            weights=lambda: self.weights,
+            is_kept=lambda _: False,
+            export=lambda _: None,
+            group="",
+            short_seconds=None,
+        )
         self.messages: list[Message] = []
-        self.published: list[Figures] = []
         self.noticed: Notice | None = None
         self.weights: MatchedWeights | None = None
         self._stop_at, self._waits_for_saves = stop_at, waits_for_saves
-
-    def starting_weights(self) -> MatchedWeights | None:
-        return self.weights
 
     def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
         super().commit(step, state, **options)
@@ -103,7 +109,7 @@ class LocalSession(Session):
         return self.noticed
 
     def publish(self, figures: Figures) -> None:
-        self.published.append(figures)
+        """No message: the tests look at the others."""
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:

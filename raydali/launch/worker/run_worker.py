@@ -1,151 +1,41 @@
-"""The training function's interface to the launcher, inside a Ray Train worker."""
+"""Runs the training function of a job in a worker of Ray Train, and reports to the driver how it failed.
 
-import time
+Options that depend on the hardware of all workers are chosen here. Of the machines, versions are recorded, and cores,
+CPU, memory and GPUs of each node; no host names, addresses or environment variables.
+"""
+
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import ray
-import ray.train
-import ray.train.torch
 import torch
-from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
 
 from raydali.data.load.loader import Loader
 from raydali.data.read.reading import retries
-from raydali.data.stream.stream import Stream
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
 from raydali.host import start_clock
 from raydali.host.checks import failed_checks
-from raydali.host.facts import GpuEnergy, kernel_sees_gpu
+from raydali.host.cpu_times import usable_cores
+from raydali.host.facts import GpuEnergy, kernel_sees_gpu, versions
+from raydali.host.hardware import cpu_facts, fastest_precision, has_bf16
 from raydali.launch.channel import Interrupted
+from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.launch.job import WorkerTask
-from raydali.launch.worker.environment import environment, resolve_on_hardware, worker_environment
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
 from raydali.launch.worker.rank_metrics import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
 from raydali.launch.worker.shared_cache import shared_cache
-from raydali.measure.records import Figures
 from raydali.run.attempt import Attempt
-from raydali.run.events import Notice, Resumed, Started
-from raydali.run.folder import RunFolder
+from raydali.run.events import OptionsChosen
+from raydali.run.folder import CONFIG
 from raydali.run.ledger import group_id
-from raydali.run.messages import ForwardedWarning, Message, Progress, RankFigures, WorkerError
+from raydali.run.messages import ForwardedWarning, RankWarning, WorkerError
 from raydali.text import plural
-from raydali.training.weights.matching import MatchedWeights
 from raydali.training.worker import Worker
-
-PROGRESS_SECONDS = 0.5
-"""Interval at which rank 0 sends its progress to the driver, and asks for the driver's notice."""
-
-
-class RaySession(Session):
-    """The Session inside a Ray Train worker.
-
-    Ray Train's checkpoints are not used: Ray Train ends a run if it cannot rewrite its record of them.
-    """
-
-    def __init__(self, task: WorkerTask) -> None:
-        start_clock.mark("worker start")
-        context = ray.get_runtime_context()
-        cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
-        self._channel, self._weights = task.channel, task.weights
-        folder = replace(task.folder, warn=self.warn)
-        self.worker = worker = Worker.join(_device(), cpus=cpus, node=node, timeout=task.options.group_timeout)
-        attempt = self._attempt(task.attempt, folder)
-        start_clock.mark("process group")
-        self._environment = environment(worker.gather(worker_environment(worker)))
-        if attempt.group == 1:
-            start_clock.join(task.marks)
-        super().__init__(worker, attempt.fenced(folder), task.options.kept_steps(task.samples))
-        self._metrics = RankMetrics(folder.name, worker.rank, worker.device)
-        self._taken, self._last_progress = 0, 0.0
-        self._driver_notice: Notice | None = None
-
-    def _attempt(self, driver: str, folder: RunFolder) -> Attempt:
-        """Return this worker group's attempt, after rank 0 has taken the folder over for it."""
-        number = 0
-        if self.worker.rank == 0:
-            number = self._channel.next_group()
-            with folder.must_answer():
-                Attempt(driver, number).take(folder)
-        return Attempt(driver, self.worker.from_first(number))
-
-    def starting_weights(self) -> MatchedWeights | None:
-        """See this method of Session."""
-        return ray.get(self._weights)
-
-    def emit(self, message: Message) -> None:
-        """See this method of Session."""
-        self._channel.post(message)
-
-    def report_start(self, *, steps: int) -> None:
-        """See this method of Session."""
-        if self.worker.rank == 0:
-            started = Resumed if self.cursor.start else Started
-            self.emit(
-                started(
-                    step=self.cursor.start,
-                    steps=steps,
-                    world_size=self.worker.world_size,
-                    device=self.worker.device.type,
-                    **self._environment,
-                    parameters=self.parameters,
-                    train_run=get_train_context().train_run_context.run_id,
-                    phases=start_clock.phases(),
-                )
-            )
-
-    def report_progress(self, stream: Stream) -> None:
-        """See this method of Session."""
-        self._taken, now = Loader.batches_taken, time.monotonic()
-        if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
-            self._last_progress, step = now, self.cursor.done
-            epoch = stream.epoch_of(step - 1)
-            self.emit(
-                Progress(
-                    step=step,
-                    steps=stream.steps,
-                    epoch=epoch,
-                    epochs=stream.epochs,
-                    samples_consumed=stream.state(step)["samples_consumed"],
-                    validations=sum(map(self.validates, range(epoch, stream.epochs))),
-                    validation_samples=self.validation_samples,
-                )
-            )
-            self._driver_notice = self._channel.notice()
-
-    def progress(self) -> float:
-        """Return the progress of this rank; see HeartbeatThread."""
-        return self.cursor.done + (0.5 if Loader.batches_taken > self._taken else 0.0)
-
-    def notice(self) -> Notice | None:
-        """See this method of Session."""
-        if (error := self.checkpoints.error) is not None:
-            raise error
-        if get_train_context().preemption_context.preemption_info is not None:
-            return "preemption"
-        return self._driver_notice
-
-    def publish(self, figures: Figures) -> None:
-        """Publish figures to Ray's metrics, which Prometheus collects, and to the driver's display."""
-        self._metrics.publish(figures)
-        self.emit(RankFigures(self.worker.rank, figures))
-
-
-def _device() -> torch.device:
-    """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists.
-
-    Raises:
-        RuntimeError: there is a GPU that CUDA does not find, for example because it has failed.
-    """
-    device: torch.device = ray.train.torch.get_device()
-    if device.type != "cuda" or torch.cuda.is_available():
-        return device
-    if kernel_sees_gpu():
-        raise RuntimeError("CUDA finds no GPU in this process, though the node has one: see `nvidia-smi` there")
-    return torch.device("cpu")
 
 
 def run_worker(config: dict[str, Any]) -> None:
@@ -154,10 +44,12 @@ def run_worker(config: dict[str, Any]) -> None:
     Args:
         config: the reference to the WorkerTask as "task", and the number of the worker group as "group".
     """
+    from ray.train import get_context  # not before: it takes seconds
+
     task: WorkerTask = ray.get(config["task"])
     channel, options, group = task.channel, task.options, config["group"]
-    rank, context = ray.train.get_context().get_world_rank(), ray.get_runtime_context()
-    session: RaySession | None = None
+    rank, context = get_context().get_world_rank(), ray.get_runtime_context()
+    session: Session | None = None
     energy: GpuEnergy | None = None
     heartbeat = HeartbeatThread(  # the start of the session may hang, too
         channel.post,
@@ -171,11 +63,10 @@ def run_worker(config: dict[str, Any]) -> None:
         node_id=context.get_node_id(),
     )
     try:
-        session = RaySession(task)
-        session.group, session.short_seconds = group_id(task.attempt, group), task.short_seconds
+        session = _join(task, group)
         if session.worker.device.type == "cuda":
             energy = GpuEnergy(str(torch.cuda.get_device_properties(session.worker.device).uuid))
-        if session.worker.device.type == "cuda" and ray.train.get_context().get_local_rank() == 0:
+        if session.worker.device.type == "cuda" and get_context().get_local_rank() == 0:
             for text in failed_checks():
                 session.warn(text)
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
@@ -196,6 +87,120 @@ def run_worker(config: dict[str, Any]) -> None:
         message = worker_error(error, rank=rank, step=step, group=group, node_id=context.get_node_id())
         channel.post_and_wait(message)
         raise
+
+
+def _join(task: WorkerTask, group: str) -> Session:
+    """Join the other workers of a group, take the run's folder over for it, and return this rank's session."""
+    from ray.train.v2._internal.execution.context import get_train_context  # the public API waits for all ranks
+
+    start_clock.mark("worker start")
+    context, channel, options = ray.get_runtime_context(), task.channel, task.options
+    cpus, node = int(context.get_assigned_resources().get("CPU", 1)), context.get_node_id()[:8]
+    worker = Worker.join(_device(), cpus=cpus, node=node, timeout=options.group_timeout)
+    folder = replace(task.folder, warn=lambda text: channel.post(RankWarning(worker.rank, text)))
+    number = 0
+    if worker.rank == 0:
+        number = channel.next_group()
+        with folder.must_answer():
+            Attempt(task.attempt, number).take(folder)
+    attempt = Attempt(task.attempt, worker.from_first(number))
+    start_clock.mark("process group")
+    machines = environment(worker.gather(worker_environment(worker)))
+    if attempt.group == 1:
+        start_clock.join(task.marks)
+    return Session(
+        worker,
+        attempt.fenced(folder),
+        channel,
+        get_train_context(),
+        environment=machines,
+        weights=lambda: ray.get(task.weights),
+        is_kept=options.kept_steps(task.samples),
+        export=RankMetrics(folder.name, worker.rank, worker.device).publish,
+        group=group_id(task.attempt, group),
+        short_seconds=task.short_seconds,
+    )
+
+
+def _device() -> torch.device:
+    """Return the device that Ray Train gave this worker; the CPU if GPUs are declared but none exists.
+
+    Raises:
+        RuntimeError: there is a GPU that CUDA does not find, for example because it has failed.
+    """
+    from ray.train.torch import get_device
+
+    device: torch.device = get_device()
+    if device.type != "cuda" or torch.cuda.is_available():
+        return device
+    if kernel_sees_gpu():
+        raise RuntimeError("CUDA finds no GPU in this process, though the node has one: see `nvidia-smi` there")
+    return torch.device("cpu")
+
+
+def worker_environment(worker: Worker) -> dict[str, Any]:
+    """Return {"node", "cores", "cpu", "memory", "gpu": name or None, "versions"} of this process; takes about 20 ms."""
+    cpu, memory = cpu_facts().get("model name"), psutil.virtual_memory().total
+    gpu = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else None
+    machine = {"cores": usable_cores(), "cpu": cpu, "memory": memory, "gpu": gpu}
+    return {"node": worker.node, **machine, "versions": versions()}
+
+
+def environment(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the environments of all workers.
+
+    Returns:
+        {"versions": {"torch": "2.15.0", ...}, "nodes": [{"node": "3f2a1b9c", "cores": 16, "cpu": model or None,
+        "memory": bytes, "workers": 2, "gpu": name or None}, ...]}. Versions that differ among workers are separated by
+        commas; None if no worker has the package.
+    """
+    names = dict.fromkeys(name for worker in workers for name in worker["versions"])
+    versions = {name: sorted({worker["versions"].get(name, "") for worker in workers} - {""}) for name in names}
+    nodes: dict[str, dict[str, Any]] = {}
+    for worker in workers:
+        shared = {name: worker[name] for name in ("node", "cores", "cpu", "memory")}
+        of_node = nodes.setdefault(worker["node"], {**shared, "workers": 0, "gpu": set()})
+        of_node["workers"] += 1
+        of_node["gpu"] |= {worker["gpu"]} - {None}
+    return {
+        "versions": {name: ", ".join(numbers) or None for name, numbers in versions.items()},
+        "nodes": [{**of_node, "gpu": ", ".join(sorted(of_node["gpu"])) or None} for of_node in nodes.values()],
+    }
+
+
+def resolve_on_hardware(options: Options, session: Session, *, samples: int) -> Options:
+    """Return the options with those that depend on the hardware of all workers. All ranks must call it.
+
+    Values that are not in `config.json` yet are written there and reported to the driver before training begins. A
+    later worker group therefore uses the same values.
+
+    Args:
+        options: as the driver has resolved them.
+        session: of this worker.
+        samples: the number of training samples.
+
+    Raises:
+        StorageAway: the storage did not answer for a minute.
+    """
+    worker, folder, kept = session.worker, session.folder, dict[str, Any]()
+    first, bf16 = worker.rank == 0, all(worker.exchange(has_bf16(worker.device)))
+    if open_options(options, *HARDWARE_OPTIONS):
+        if first:
+            with folder.must_answer():
+                kept = folder.read_json(CONFIG)
+        kept = worker.from_first(kept)
+        before = resolve(options, kept)
+        options = resolve(before, kept, Facts(samples=samples, device=worker.device.type, bf16=bf16))
+        values = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
+        new = {name: value for name, value in values.items() if value != getattr(before, name)}
+        if first and new:
+            with folder.must_answer():
+                folder.write_json(CONFIG, kept | new)
+            session.emit(OptionsChosen(options=new))
+    if first and not bf16 and getattr(options, "precision", None) == "bf16":
+        faster = fastest_precision(worker.device.type, bf16=False)
+        session.warn(f"--precision bf16 is slow, since not every device here supports it: {faster} is faster")
+    return options
 
 
 def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from raydali.host.hardware import cpu_facts
-from raydali.launch.worker.environment import environment, worker_environment
+from raydali.launch.worker.run_worker import environment, worker_environment
 from raydali.training.worker import Worker
 
 MACHINE = {"cpu": "AMD EPYC 7B13", "memory": 2**34}
