@@ -12,7 +12,7 @@ import pytest
 import ray.dashboard.modules.reporter.reporter_agent as reporter
 
 from raydali.launch.driver.recorder import HELD, LEDGER_GAUGES, QUARANTINED, RESTARTS
-from raydali.launch.worker.rank_metrics import GAUGES, IMAGES
+from raydali.launch.worker.run_meter import GAUGES, IMAGES
 from tests.support.dashboard import DASHBOARD, GPU_ONLY, PANELS, expressions, metrics, metrics_in
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from raydali.launch.worker.rank_metrics import GAUGES
+from raydali.launch.worker.run_meter import GAUGES
 from raydali.report.tensorboard import events_of
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, environment, free_ports, head

@@ -13,8 +13,8 @@ import torch
 from ray.util.metrics import Gauge
 
 from raydali.launch.driver.recorder import HELD, LEDGER_GAUGES, QUARANTINED, RESTARTS, RunMetrics
-from raydali.launch.worker import rank_metrics
-from raydali.launch.worker.rank_metrics import GAUGES, IMAGES, RankMetrics
+from raydali.launch.worker import run_meter
+from raydali.launch.worker.run_meter import GAUGES, IMAGES, RankMetrics
 from raydali.measure.records import Figures
 from raydali.run.events import Quarantined, Started
 from tests.support.clocks import least_cpu_seconds
@@ -62,9 +62,9 @@ class Double:
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Double]:
     """All that were made, by their names."""
     monkeypatch.setattr(Double, "made", {}, raising=False)
-    for module in ("ray.util.metrics", rank_metrics.__name__):
+    for module in ("ray.util.metrics", run_meter.__name__):
         monkeypatch.setattr(f"{module}.Counter", Double)
-    monkeypatch.setattr(rank_metrics, "Gauge", Double)
+    monkeypatch.setattr(run_meter, "Gauge", Double)
     return Double.made
 
 

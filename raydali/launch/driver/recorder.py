@@ -32,7 +32,7 @@ MAX_LINES = 100
 
 
 class RunMetrics:
-    """Counters of the run of that name that only the driver knows; launch/worker/rank_metrics.py has the others."""
+    """Counters of the run of that name that only the driver knows; launch/worker/run_meter.py has the others."""
 
     def __init__(self, run: str) -> None:
         from ray.util.metrics import Counter, Gauge

@@ -26,7 +26,7 @@ from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_optio
 from raydali.launch.job import WorkerTask
 from raydali.launch.worker.heartbeat import HeartbeatThread
 from raydali.launch.worker.log_forwarding import forwarded_warnings
-from raydali.launch.worker.rank_metrics import RankMetrics
+from raydali.launch.worker.run_meter import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
 from raydali.launch.worker.shared_cache import shared_cache
 from raydali.run.attempt import Attempt
