@@ -24,8 +24,7 @@ from raydali.host.hardware import cpu_facts, fastest_precision, has_bf16
 from raydali.launch.channel import Interrupted
 from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.launch.job import WorkerTask
-from raydali.launch.worker.heartbeat import HeartbeatThread
-from raydali.launch.worker.log_forwarding import forwarded_warnings
+from raydali.launch.worker.reporting import HeartbeatThread, forwarded_warnings
 from raydali.launch.worker.run_meter import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
 from raydali.launch.worker.shared_cache import shared_cache

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.worker import heartbeat
-from raydali.launch.worker.heartbeat import HeartbeatThread
+from raydali.launch.worker import reporting
+from raydali.launch.worker.reporting import HeartbeatThread
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat, HeartbeatEnded, Message
 from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
@@ -160,7 +160,7 @@ def test_a_timeout_of_0_is_none() -> None:
 def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeats: list[Heartbeat] = []
     messages: list[Message] = []
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(reporting, "HEARTBEAT_SECONDS", 0.02)
     count, stuck = itertools.chain([1, 2, 3], itertools.repeat(3)), threading.Event()
 
     def emit(message: Message) -> None:
@@ -183,7 +183,7 @@ def test_a_heartbeat_reports_progress_and_the_stack(monkeypatch: pytest.MonkeyPa
 
 def wait_at_a_barrier(seen: Path) -> None:
     """Rank 1 comes once a heartbeat of rank 0 says that it waits."""
-    vars(heartbeat)["HEARTBEAT_SECONDS"] = 0.02
+    vars(reporting)["HEARTBEAT_SECONDS"] = 0.02
     worker = Worker.join(torch.device("cpu"), cpus=1, node="")
     while worker.rank == 1 and not seen.exists():
         time.sleep(0.02)

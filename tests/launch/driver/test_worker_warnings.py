@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydali.launch.driver.recorder import GATHER_SECONDS, MAX_LINES, WorkerWarnings
-from raydali.launch.worker.log_forwarding import MAX_TEXTS, forwarded_warnings
+from raydali.launch.worker.reporting import MAX_TEXTS, forwarded_warnings
 from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
 from tests.support.messages import mentions
 
