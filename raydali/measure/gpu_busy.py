@@ -1,37 +1,17 @@
-"""Measures for how much of a step a GPU computes; otherwise it waits for the host, which launches its kernels."""
+"""Measures for how long a GPU computes; otherwise it waits for the host, which launches its kernels."""
 
-from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-from raydali.measure.ceiling import synchronize
-
-Step = TypeVar("Step")
-
-STEPS = 3
+from torch.profiler import profile
 
 
-def busy_seconds(take: Callable[[], Step], device: torch.device) -> Generator[Step, None, float]:
-    """Measure for how long a GPU computes in a step, without its waits for other ranks.
+def busy_seconds(profiler: profile) -> float:
+    """Return for how long a GPU computed while it was profiled, without its waits for other ranks.
 
-    CUPTI observes the kernels. It makes launches slower, but not the kernels.
-
-    Args:
-        take: makes a step on a resident batch. STEPS of them are yielded, and the caller trains on each.
-        device: the GPU.
-
-    Returns:
-        Seconds for each step; 0 if CUPTI may not observe this GPU.
+    CUPTI observes the kernels; 0 if it may not observe this GPU. It makes launches slower, but not the kernels.
     """
-    synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(STEPS):
-            yield take()
-        synchronize(device)
     on_gpu = (event for event in profiler.events() if event.device_type.name == "CUDA" and "nccl" not in event.name)
-    return covered((event.time_range.start, event.time_range.end) for event in on_gpu) / 1e6 / STEPS
+    return covered((event.time_range.start, event.time_range.end) for event in on_gpu) / 1e6
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -13,9 +13,8 @@ import torch
 from raydali.data.read.read_counts import COUNTS, Counts
 from raydali.host.cpu_times import cpu_times
 from raydali.host.hardware import has_bf16
-from raydali.measure.ceiling import share_of_ceiling
 from raydali.measure.memory import memory_of
-from raydali.measure.records import Figures, RankRecord
+from raydali.measure.records import Figures, RankRecord, share_of_ceiling
 
 if TYPE_CHECKING:
     from raydali.data.load.loader import Loader

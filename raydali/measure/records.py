@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
 from typing import Any
 
-from raydali.measure.ceiling import share_of_ceiling
 from raydali.measure.verdict import verdict
+
+VOID_ABOVE = 1.1
+"""A larger share of the ceiling means that something slowed the machine down while the ceiling was measured. Shares
+between 1 and this limit are a measurement error, and count as 1."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -221,3 +224,9 @@ def _utilisation(segments: Sequence[Segment], flops: float) -> float | None:
             return None
         possible += max(record.seconds for record in segment) * sum(peaks)
     return flops / possible if possible else None
+
+
+def share_of_ceiling(images_per_second: float | None, ceiling: float | None) -> float | None:
+    """Return a rate as a share of the ceiling, at most 1; None if one is not known or the ceiling cannot be right."""
+    share = images_per_second / ceiling if images_per_second and ceiling else None
+    return None if share is None or share > VOID_ABOVE else min(share, 1.0)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from raydali.launch.worker.rehearsal import undone
 from raydali.training.checkpoint_file import snapshot
 from raydali.training.forward_backward import Precision
 from raydali.training.learning_rates import OptimizerName
 from raydali.training.models.small_images import digits_network
 from raydali.training.optim import build_optimizer, load_optimizer
-from raydali.training.warmup import _undone
 
 pytestmark = pytest.mark.gpu
 NAMES = get_args(OptimizerName)
@@ -64,7 +64,7 @@ def test_a_resume_continues_exactly_after_warm_up_steps(name: OptimizerName) -> 
     state = snapshot({"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()})
     resumed.model.load_state_dict(state["model"])
     load_optimizer(resumed.optimizer, state["optimizer"])
-    with _undone([resumed.model], resumed.optimizer, resumed.precision):
+    with undone([resumed.model], resumed.optimizer, resumed.precision):
         resumed.step(9)
     for seed in range(3, 6):
         training.step(seed)

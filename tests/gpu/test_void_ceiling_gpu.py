@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from jobs.imagenet import DIGITS, train
 from raydali.launch.worker import rehearsal
-from raydali.measure import ceiling
-from raydali.training import warmup
+from raydali.launch.worker.rehearsal import Ceiling, warm_up
+from raydali.measure.records import VOID_ABOVE
 from tests.support.digits import digits_data
 from tests.support.ranks import LocalSession, folder_of
 
@@ -31,25 +31,22 @@ def tensors_of(modules: Sequence[nn.Module], optimizer: Optimizer) -> list[torch
 
 def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compiled: bool) -> list[dict[str, Any]]:
     """The epochs of a run whose first ceiling is a tiny part of the true one."""
-    measured: list[float] = []
+    rates: list[float] = []
     undone: list[bool] = []
 
     def watched(
         take: Any, modules: Any, optimizer: Optimizer, *args: Any, **settings: Any
-    ) -> Generator[Any, None, Any]:
+    ) -> Generator[Any, None, Ceiling]:
         before = tensors_of(modules, optimizer)
         found = yield from warm_up(take, modules, optimizer, *args, **settings)
         after = tensors_of(modules, optimizer)
         undone.append(len(before) == len(after) and all(map(torch.equal, before, after)))
-        return found
+        if found.images_per_second is None:
+            return found
+        rates.append(found.images_per_second / (1 if rates else 10_000))
+        return replace(found, images_per_second=rates[-1])
 
-    def slow(*args: Any) -> Generator[Any, None, float]:
-        measured.append((yield from ceiling.ceiling_images_per_second(*args)) / (1 if measured else 10_000))
-        return measured[-1]
-
-    warm_up = warmup.warm_up
     with monkeypatch.context() as patched:
-        patched.setattr(warmup, "ceiling_images_per_second", slow)
         patched.setattr(rehearsal, "warm_up", watched)
         session = LocalSession(folder_of(path, f"{measures}"), device=DEVICE)
         train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
@@ -65,6 +62,6 @@ def test_a_void_ceiling_is_remeasured_with_the_captured_step(
 ) -> None:
     measured = losses(tmp_path, monkeypatch, measures=True, compiled=compiled)
     plain = losses(tmp_path, monkeypatch, measures=False, compiled=compiled)
-    assert measured[0]["of_ceiling"] is None and 0 < measured[-1]["of_ceiling"] <= ceiling.VOID_ABOVE
+    assert measured[0]["of_ceiling"] is None and 0 < measured[-1]["of_ceiling"] <= VOID_ABOVE
     assert [row["loss"] for row in measured] == pytest.approx([row["loss"] for row in plain], rel=0.05)
     assert measured[-1]["validation"]["loss"] == pytest.approx(plain[-1]["validation"]["loss"], rel=0.1)

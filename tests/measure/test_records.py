@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydali.measure.records import RankRecord, epoch_record, segment_of
+from raydali.measure.records import RankRecord, epoch_record, segment_of, share_of_ceiling
 from tests.support.messages import mentioning
 from tests.support.records import rank_record
 
@@ -154,3 +154,9 @@ def test_reads_of_a_bucket_add_up_over_ranks() -> None:
     sums = {"requests": 40, "bytes": 1800, "repeated": 2, "hits": 30, "peer_hits": 20, "damaged": 0}
     assert record["storage"] == sums
     assert record["cached"] == 50 / 90
+
+
+def test_no_share_is_above_what_a_ceiling_allows() -> None:
+    assert share_of_ceiling(95.0, 100.0) == 0.95
+    assert share_of_ceiling(105.0, 100.0) == 1.0
+    assert [share_of_ceiling(*values) for values in ((1152.9, 100.0), (None, 100.0), (100.0, None))] == [None] * 3

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from raydali.measure import ceiling
+from raydali.launch.worker import rehearsal
+from raydali.measure import records
 from raydali.run.folder import RunFolder
 from raydali.training.weights.matching import MatchedWeights
 from tests.support.ranks import LocalSession
@@ -18,8 +19,8 @@ from tests.support.ranks import LocalSession
 def undisturbed() -> Iterator[None]:
     """Ceilings count on a machine that does other things too, as one that runs tests does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceiling, "VOID_ABOVE", inf)
-        patch.setattr(ceiling, "MAX_FOREIGN", inf)
+        patch.setattr(records, "VOID_ABOVE", inf)
+        patch.setattr(rehearsal, "MAX_FOREIGN", inf)
         yield
 
 

@@ -12,6 +12,7 @@ from jobs.imagenet import Config
 from raydali import extras
 from raydali.errors import UsageError
 from raydali.launch.driver.option_checks import check
+from raydali.launch.worker.rehearsal import undone
 from raydali.training.checkpoint_file import serialize, snapshot
 from raydali.training.forward_backward import Precision
 from raydali.training.learning_rates import OptimizerName
@@ -26,7 +27,6 @@ from raydali.training.optim import (
     parameter_groups,
     set_learning_rate,
 )
-from raydali.training.warmup import _undone
 from tests.support.messages import mentioning
 from tests.support.torch_muon import ComparedMuon
 
@@ -112,7 +112,7 @@ def test_warm_up_steps_are_undone(name: OptimizerName, done: int) -> None:
     for seed in range(done):
         train_step(model, optimizer, seed)
         train_step(other, its_optimizer, seed)
-    with _undone([model], optimizer, precision):
+    with undone([model], optimizer, precision):
         for seed in range(7, 9):
             train_step(model, optimizer, seed)
     for seed in range(done, done + 3):

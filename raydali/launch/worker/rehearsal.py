@@ -1,28 +1,75 @@
 """Rehearses a run: warm-up steps before its first step, and before the first step of another image size.
 
-They train on one batch that stays on the device, to compile, to capture a CUDA graph and to measure the ceiling. Then
-they are undone. All sizes are rehearsed before the first step, the last one first: what does not fit into memory fails
-then, and nothing is compiled later.
+They train on one batch that stays on the device, to compile, to capture a CUDA graph and to measure the ceiling, which
+is the speed of such steps. Then they are undone. All sizes are rehearsed before the first step, the last one first:
+what does not fit into memory fails then, and nothing is compiled later. A resume takes the ceiling from its checkpoint
+if it was measured under the same conditions. A ceiling that cannot be right is measured again after an epoch.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
 
 from raydali.data.load.loader import Batch, Loader
 from raydali.host import start_clock
+from raydali.host.cpu_times import CpuTimes, cpu_times
 from raydali.host.hardware import COMPILED_VALIDATION_PAYS_FROM
-from raydali.launch.worker.run_ceiling import RunCeiling
+from raydali.launch.worker.run_state import RunState
+from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import RunParts, Step
-from raydali.measure.ceiling import Ceiling
+from raydali.measure.costs import contended_node
+from raydali.measure.gpu_busy import busy_seconds
 from raydali.measure.meter import EpochMeter
+from raydali.measure.records import share_of_ceiling
 from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.messages import Note
-from raydali.training.warmup import warm_up, warm_up_steps
+from raydali.text import rate_text
+from raydali.training.checkpoint_file import snapshot
+from raydali.training.cuda_graphs import WARM_UP_STEPS
+from raydali.training.forward_backward import ForwardBackward, Precision
+from raydali.training.worker import Worker
+
+MEASURED_SECONDS = 1.5
+"""Approximate duration of a measurement, which has at least MIN_STEPS and at most MAX_STEPS steps."""
+MAX_STEPS, MIN_STEPS, BUSY_STEPS = 60, 3, 3
+MAX_SECONDS = 10.0
+"""Maximum duration of a measurement. If one step on a CPU takes longer, no ceiling is measured."""
+MAX_FOREIGN = 0.5
+"""Maximum share of a saturated node's CPU time that other processes may use during the measurement. Ray and the driver
+use a quarter if there are few cores. If that makes the ceiling too low, an epoch will be faster than the ceiling."""
+MAX_MEASURED_AGAIN = 3
+"""Maximum number of repeated measurements per worker group. On a CPU, one also needs an epoch in which other processes
+used less of it than MAX_FOREIGN, and after a void repetition half as much as before that one."""
+MIN_CPU_SECONDS = 0.5
+"""With less CPU time, shares of it are unreliable: the kernel counts all processes in units of 0.01 s."""
+Taken = TypeVar("Taken")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A measured ceiling, or the reason why there is none.
+
+    Attributes:
+        images_per_second: rate of all ranks together; None if it is not known.
+        why: why it is not known or void; empty if no measurement was requested.
+        void: whether it was measured on a busy machine, and must be measured again.
+        gpu_busy: share of these steps in which GPUs compute, 0..1, mean over ranks; None if it was not measured.
+    """
+
+    images_per_second: float | None = None
+    why: str = ""
+    void: bool = False
+    gpu_busy: float | None = None
 
 
 class Rehearsal:
@@ -40,9 +87,7 @@ class Rehearsal:
         self._run, self._loader, self._val_loader = run, loader, val_loader
         session, config = run.session, run.config
         self._epoch = run.stream.epoch_of(session.cursor.start)
-        self._ceiling = RunCeiling(
-            session, run.state, lambda steps, measures: self._warm_up(self._epoch, steps, measures)
-        )
+        self._ceiling = RunCeiling(session, run.state)
         self.cache = CompileCache(session.folder, run.worker, session.warn)
         self._steps = warm_up_steps(run.differentiated, run.worker.device)
         self._prepares = run.on_gpu or bool(config.compile)
@@ -64,16 +109,22 @@ class Rehearsal:
         if is_first and self.warm_up_inference():
             start_clock.mark("validation")
         compares = run.session.short_seconds is not None and run.config.ceiling  # what the sizes cost, for a plan
-        later, ceilings = self._later_epochs() if self._prepares or compares else [], {}
-        for epoch in reversed(later):
+        pipelines = [self._loader.pipeline.in_epoch(epoch) for epoch in range(self._epoch, run.config.epochs)]
+        first = [self._epoch + pipelines.index(pipeline) for pipeline in pipelines]  # epoch with an epoch's image size
+        later, ceilings = {*first} - {self._epoch} if self._prepares or compares else set[int](), dict[int, float]()
+        for epoch in sorted(later, reverse=True):
             run.session.emit_once(Note(f"warm-up steps for the image size of epoch {epoch}"))
             measured = yield from self._warm_up(epoch, self._steps, compares)
             ceilings[epoch] = measured.images_per_second or 0.0
             self._forget()
-        yield from self._begin(run.config.ceiling and is_first, Rehearsed)
+        measures = run.config.ceiling and is_first
+        if self._prepares or measures:
+            began = self._announce(measures)
+            measured = yield from self._warm_up(self._epoch, self._steps, measures)
+            self._ceiling.measured(measured, Rehearsed, began)
         ceilings[self._epoch] = run.state.ceiling or 0.0
         if compares and later and all(ceilings.values()):
-            run.session.emit_once(SizesRehearsed(costs=self._costs(ceilings)))
+            run.session.emit_once(SizesRehearsed(costs=[ceilings[self._epoch] / ceilings[epoch] for epoch in first]))
         if run.config.compile:
             self.cache.save()
 
@@ -84,11 +135,16 @@ class Rehearsal:
             return
         before, self._epoch = run.stream.epoch_of(done - 1), run.stream.epoch_of(done)
         if pipeline.in_epoch(self._epoch) == pipeline.in_epoch(before):
-            yield from self._ceiling.doubt(record)
+            if self._ceiling.doubts(record):
+                began = time.perf_counter()
+                self._ceiling.measured_again((yield from self._warm_up(self._epoch, 1, True)), began)
             return
         run.state.ceiling = run.state.flops_per_image = run.state.gpu_busy = None
         self._forget()
-        yield from self._begin(run.config.ceiling, CeilingMeasured)
+        if self._prepares or run.config.ceiling:
+            began = self._announce(run.config.ceiling)
+            measured = yield from self._warm_up(self._epoch, self._steps, run.config.ceiling)
+            self._ceiling.measured(measured, CeilingMeasured, began)
 
     def warm_up_inference(self) -> bool:
         """Compile and capture what the validation computes, once; return whether there was something to."""
@@ -109,16 +165,18 @@ class Rehearsal:
         batches = validations * -(-self._val_loader.order.samples // batch)
         return bool(config.compile) and batches >= COMPILED_VALIDATION_PAYS_FROM
 
-    def _begin(self, measures: bool, event: type[Rehearsed]) -> Iterator[Step]:
-        if not (self._prepares or measures):
-            return
-        doing = ["compiling"] if self._run.config.compile else []
+    def _announce(self, measures: bool) -> float:
+        """Tell what warm-up steps are for; return the time at which they begin."""
+        purposes = ["compiling"] if self._run.config.compile else []
         if self._run.captures:
-            doing.append("capturing a CUDA graph")
-        yield from self._ceiling.begin(self._steps, measures=measures, doing=doing, event=event)
+            purposes.append("capturing a CUDA graph")
+        if measures:
+            purposes.append("measuring the ceiling (--no-ceiling leaves it out)")
+        self._run.session.emit_once(Note(f"warm-up steps on one batch: {', '.join(purposes) or 'tuning'}"))
+        return time.perf_counter()
 
     def _warm_up(self, epoch: int, steps: int, measures: bool) -> Generator[Step, None, Ceiling]:
-        """Yield warm-up steps on images of the epoch's size, and return the ceiling; see `warm_up`."""
+        """Return the generator of warm-up steps on images of the epoch's size; see `warm_up`."""
         run, worker, size = self._run, self._run.worker, self._run.config.batch_size
         batch = Batch(self._loader.resident_batch(size, epoch), run.stream.micro_batch(0, worker.rank))
         meter = EpochMeter(worker.device, rank=worker.rank, world_size=worker.world_size, node=worker.node)
@@ -135,7 +193,7 @@ class Rehearsal:
             newest.append(Step(run, repeat(batch), meter))
             return newest[0]
 
-        measured = yield from warm_up(
+        return warm_up(
             take,
             [part for part in run.state.parts.values() if isinstance(part, nn.Module)],
             optimizer,
@@ -144,30 +202,195 @@ class Rehearsal:
             differentiated=run.differentiated,
             steps=steps,
             images=run.micro_batches * size,
-            measures_ceiling=measures,
+            measures=measures,
         )
-        return measured
 
     def _forget(self) -> None:
         for differentiated in self._run.differentiated:
             differentiated.expect_other_shapes()
 
-    def _costs(self, ceilings: Mapping[int, float]) -> list[float]:
-        """See `SizesRehearsed`; `ceilings` has the ceiling of each size by the first epoch of that size."""
-        in_epoch = self._loader.pipeline.in_epoch
 
-        def ceiling(epoch: int) -> float:
-            return next(rate for first, rate in ceilings.items() if in_epoch(first) == in_epoch(epoch))
+class RunCeiling:
+    """The ceiling of a run, on one rank, which is kept in the RunState. All ranks must call the same methods."""
 
-        return [ceilings[self._epoch] / ceiling(epoch) for epoch in range(self._run.config.epochs)]
+    def __init__(self, session: Session, state: RunState) -> None:
+        self._session, self._state = session, state
+        self._is_void, self._measured_again, self._quiet_below, self._load = False, 0, MAX_FOREIGN, 0.0
 
-    def _later_epochs(self) -> list[int]:
-        """The first epoch of each further size, in order."""
-        pipeline = self._loader.pipeline
-        seen, epochs = [pipeline.in_epoch(self._epoch)], []
-        for epoch in range(self._epoch + 1, self._run.config.epochs):
-            of_epoch = pipeline.in_epoch(epoch)
-            if of_epoch != seen[-1] and of_epoch not in seen:
-                seen.append(of_epoch)
-                epochs.append(epoch)
-        return epochs
+    def measured(self, measured: Ceiling, event: type[Rehearsed], began: float) -> None:
+        """Take the result of warm-up steps that began at this time, before the first step or one of another size."""
+        self._state.ceiling = measured.images_per_second or self._state.ceiling
+        self._state.gpu_busy = measured.gpu_busy or self._state.gpu_busy
+        self._is_void, self._measured_again, self._quiet_below = measured.void, 0, MAX_FOREIGN
+        if measured.void:
+            again = "it is measured again once they use less"
+            self._session.emit_once(Note(f"the ceiling is void: {measured.why}; {again}"))
+        elif measured.why:
+            self._session.emit_once(Note(f"the ceiling is not measured: {measured.why}"))
+        self._report(event, measured.images_per_second, began)
+
+    def doubts(self, record: Mapping[str, Any]) -> bool:
+        """Return whether to measure again: it was void, or the epoch with this record was faster than the ceiling."""
+        ceiling, worker = self._state.ceiling, self._session.worker
+        is_wrong = ceiling is not None and _disproves(record, ceiling)
+        is_void = is_wrong or (ceiling is None and self._is_void)
+        _, self._load = contended_node(record["ranks"] if worker.device.type == "cpu" else ())
+        measures = is_void and self._measured_again < MAX_MEASURED_AGAIN and self._load < self._quiet_below
+        is_wrong, measures = worker.from_first((is_wrong, measures))  # of all ranks, rank 0 decides
+        if is_wrong:
+            self._state.ceiling = self._state.gpu_busy = None
+            if ceiling is not None and not self._is_void:
+                slower = "the epoch was faster, so the machine was busy when the ceiling was measured"
+                void = f"the ceiling of {rate_text(ceiling)} images/s is void: {slower}. It will be measured again"
+                self._session.emit_once(Note(void))
+            self._is_void = True
+        self._measured_again += measures
+        return measures
+
+    def measured_again(self, measured: Ceiling, began: float) -> None:
+        """Take the result of a repeated measurement that began at this time. Its time belongs to no epoch."""
+        self._state.ceiling, self._state.gpu_busy = measured.images_per_second, measured.gpu_busy
+        if measured.void:
+            self._quiet_below = self._load / 2
+        self._report(CeilingMeasured, measured.images_per_second, began)
+
+    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
+        seconds = round(time.perf_counter() - began, 3)
+        self._session.emit_once(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
+
+
+def _disproves(record: Mapping[str, Any], ceiling: float) -> bool:
+    """Return whether an epoch was faster than the ceiling allows; False if the number of ranks changed during it."""
+    if len({rank["world_size"] for rank in record["ranks"]}) > 1:
+        return False
+    rate = record["images_per_second"]
+    return bool(rate) and share_of_ceiling(rate, ceiling) is None
+
+
+def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.device) -> int:
+    """Return the number of steps after which nothing is compiled, tuned or captured any more; 1 on a CPU.
+
+    The last one is for Muon, which is captured a step after the backward pass.
+    """
+    most = max((function.warm_up_steps for function in differentiated), default=WARM_UP_STEPS)
+    return most + 2 if device.type == "cuda" else 1
+
+
+def warm_up(
+    take: Callable[[], Taken],
+    modules: Sequence[nn.Module],
+    optimizer: Optimizer,
+    precision: Precision,
+    worker: Worker,
+    *,
+    differentiated: Sequence[ForwardBackward],
+    steps: int,
+    images: int,
+    measures: bool,
+) -> Generator[Taken, None, Ceiling]:
+    """Yield steps, which compile, tune and capture, measure the ceiling, and undo all steps. All ranks must call it.
+
+    Args:
+        take: makes a step on a resident batch.
+        modules: the modules that a step changes: the model and its moving average.
+        optimizer: the optimizer of the model.
+        precision: the precision of the steps.
+        worker: this rank.
+        differentiated: the functions that a step calls.
+        steps: number of steps before the measurement, see `warm_up_steps`.
+        images: number of images in one step of this rank.
+        measures: whether to measure the ceiling.
+
+    Returns:
+        The ceiling; its values are empty if it was not measured.
+    """
+    on_gpu = worker.device.type == "cuda"
+
+    def timed(number: int) -> Generator[Taken, None, float]:
+        _synchronize(worker.device)
+        began = time.perf_counter()
+        for _ in range(number):
+            yield take()
+        _synchronize(worker.device)
+        return time.perf_counter() - began
+
+    with undone(modules, optimizer, precision):
+        seconds = yield from timed(1)
+        start_clock.mark("compile")
+        if steps > 1:
+            seconds += yield from timed(steps - 1)
+            start_clock.mark("capture")
+        if not measures:
+            return Ceiling()
+        if not on_gpu and (longest := max(worker.exchange(seconds))) > MAX_SECONDS:
+            limit = f"none of more than {MAX_SECONDS:.0f} s is measured"
+            return Ceiling(why=f"a step takes {longest:.0f} s, and {limit}")
+        before = cpu_times()
+        number = steps_to_measure(fmean(worker.exchange((yield from timed(1)))))
+        rate = sum(worker.exchange(images * number / (yield from timed(number))))
+        after = cpu_times()
+        start_clock.mark("ceiling")
+        # Other processes on the host hardly affect the steps of a GPU.
+        if not on_gpu and (by_others := disturbed(worker.exchange(_on_host(worker, before, after)))):
+            return Ceiling(why=by_others, void=True)
+        if not on_gpu or all(function.is_captured for function in differentiated):
+            return Ceiling(rate)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            yield from timed(BUSY_STEPS)
+        of_ranks = worker.exchange((busy_seconds(profiler) / BUSY_STEPS, images))
+        seconds_of_step = sum(images for _, images in of_ranks) / rate
+        busy = fmean(seconds for seconds, _ in of_ranks) / seconds_of_step
+        return Ceiling(rate, gpu_busy=min(1.0, busy) or None)
+
+
+def steps_to_measure(seconds: float) -> int:
+    """Return the number of steps to measure, if one takes so many seconds."""
+    return round(min(max(MEASURED_SECONDS / seconds, MIN_STEPS), MAX_STEPS, max(1.0, MAX_SECONDS / seconds)))
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work; do nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _on_host(worker: Worker, before: CpuTimes | None, after: CpuTimes | None) -> dict[str, str | float | None]:
+    spent = after - before if before is not None and after is not None else None
+    own, busy, idle = (spent.own, spent.busy, spent.idle) if spent and spent.busy >= MIN_CPU_SECONDS else (None,) * 3
+    return {"node": worker.node, "cpu_seconds": own, "host_busy_seconds": busy, "host_idle_seconds": idle}
+
+
+def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Describe how other processes used the cores while a ceiling was measured; empty if the cores were free.
+
+    Args:
+        ranks: for each rank "node", "cpu_seconds", "host_busy_seconds" and "host_idle_seconds"; None for a time that
+            is not known.
+    """
+    node, share = contended_node(ranks)
+    where = f" on node {node}" if len({rank["node"] for rank in ranks}) > 1 else ""
+    return f"other processes used {share:.0%} of the CPU time{where}" if share > MAX_FOREIGN else ""
+
+
+@contextmanager
+def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precision) -> Iterator[None]:
+    """Restore weights, buffers, momenta and the loss scale at the end of this context, bit for bit.
+
+    Tensors keep their addresses, which a CUDA graph has captured. The host needs memory for a copy of modules and
+    momenta.
+    """
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    copies, momenta = snapshot([tensors, optimizer.state_dict()])
+    scale = precision.scaler.state_dict()
+    try:
+        yield
+        # It allocates pinned memory for momenta, which checkpoints use again, and for the loss that is read meanwhile.
+        snapshot([optimizer.state_dict(), torch.zeros((), dtype=torch.float64, device=tensors[0].device)])
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.state.clear()
+        optimizer.load_state_dict(momenta)
+        precision.scaler.load_state_dict(scale)
