@@ -183,14 +183,14 @@ class Rehearsal:
         optimizer = run.state.parts["optimizer"]
         assert isinstance(optimizer, Optimizer)
         newest: list[Step] = []
-        run.counts_flops = run.on_gpu and epoch == self._epoch and run.state.flops_per_image is None
+        counts_flops = run.on_gpu and epoch == self._epoch and run.state.flops_per_image is None
 
         def take() -> Step:
-            while newest:
-                newest.pop().check_end()
+            if newest:
+                newest[-1].check_end()
                 for loader in (self._loader, self._val_loader):
                     loader.wait_until_begun()  # it must not disturb what follows the compilation
-            newest.append(Step(run, repeat(batch), meter))
+            newest[:] = [Step(run, repeat(batch), meter, counts_flops=counts_flops and not newest)]
             return newest[0]
 
         return warm_up(

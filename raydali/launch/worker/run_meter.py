@@ -89,11 +89,12 @@ class RunMeter:
         self.meter.on_stage = profiler.stage
         return profiler
 
-    def end_epoch(self, epoch: int, validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    def end_epoch(self, epoch: int, learning_rate: float, validation: Mapping[str, Any] | None) -> dict[str, Any]:
         """Merge the measurements of all ranks into the epoch's record, for the next checkpoint and the driver.
 
         Args:
             epoch: its number.
+            learning_rate: the learning rate of its last step.
             validation: its figures; None if the epoch is not validated.
 
         Raises:
@@ -108,7 +109,7 @@ class RunMeter:
             epoch=epoch,
             step=step,
             samples_consumed=run.stream.state(step)["samples_consumed"],
-            learning_rate=run.learning_rate,
+            learning_rate=learning_rate,
             validation=validation and {**validation, "broken": run.broken.in_validation()},
             quarantined=sum(of_rank.replaced for segment in segments for of_rank in segment),
             ceiling_images_per_second=run.state.ceiling,

@@ -22,6 +22,7 @@ from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite
 from raydali.training.evaluation.reference import Reference
+from raydali.training.forward_backward import RunningStatistics
 from raydali.training.optim import load_optimizer
 from raydali.training.worker import Worker
 
@@ -67,8 +68,12 @@ class RunState:
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
         gpu_busy: see `Ceiling`.
         parts: the parts of the state by their names in checkpoints; empty before `keep`.
+        model, statistics: the model, and its BatchNorm statistics; see `keep`.
         snapshots: the copies of the state; see `Snapshots.before_update`.
     """
+
+    model: nn.Module
+    statistics: RunningStatistics
 
     def __init__(
         self,
@@ -84,7 +89,6 @@ class RunState:
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
         self.parts: dict[str, Stateful] = {}
-        self._prepare: Callable[[], None] = lambda: None
         self.snapshots = Snapshots(self._worker.device)
         self._best: float | None = None
         self._read: dict[str, Any] | None = None
@@ -122,14 +126,15 @@ class RunState:
         """Free the memory of the checkpoint that was read, once its parts are loaded."""
         self._read = None
 
-    def keep(self, parts: Mapping[str, Stateful], before_saving: Callable[[], None]) -> None:
+    def keep(self, model: nn.Module, statistics: RunningStatistics, others: Mapping[str, Stateful]) -> None:
         """Load these parts if the checkpoint has them, and save them from now on; see TrainingRun.register_state.
 
         Args:
-            parts: the parts by their names in checkpoints.
-            before_saving: called on every rank before the state of the parts is taken.
+            model: the model.
+            statistics: its BatchNorm statistics, which are averaged before the state is taken.
+            others: the other parts by their names in checkpoints.
         """
-        self._prepare, self.parts = before_saving, dict(parts)
+        self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
         for name, part in self.parts.items():
             if read := (self._read or {}).get(name):
                 if isinstance(part, Optimizer):
@@ -176,7 +181,7 @@ class RunState:
         """
         done = self._cursor.done
         self._broken.exchange()
-        self._prepare()  # it may gather values from other ranks
+        self.statistics.average(self._worker)
         # Queued behind the last steps, before the host waits for these in `measured`.
         copy = self._copy(best) if self._worker.rank == 0 else None
         gathered = self._worker.gather((asdict(measured()), self._flush_trace()))

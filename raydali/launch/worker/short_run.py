@@ -21,16 +21,15 @@ class ShortRun:
     """When the epochs of a short run are closed. The clock of any rank decides for all, see `TrainingRun`.
 
     Args:
-        seconds: of training and validation; None: the run is not a short one.
+        seconds: of training and validation.
 
     Attributes:
         closes: whether the next step closes its epoch.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float) -> None:
         began = time.monotonic()
-        self._due = [] if seconds is None else [began + seconds * FIRST_SHARE, began + seconds]
+        self._due = [began + seconds * FIRST_SHARE, began + seconds]
         self.closes = False
 
     @property
@@ -48,31 +47,35 @@ class ShortRun:
         closed, self.closes = self.closes, False
         return closed and not self._due
 
-    @contextmanager
-    def limited(self, loader: Loader) -> Iterator[dict[str, Any]]:
-        """Limit the time for which a loader is iterated in this context, and yield the pace of the iteration.
 
-        The pace is filled in at the end: "samples" of this rank; "all_samples" of all ranks in a whole iteration;
-        "sample_seconds", the mean time of one sample after the first batch, None with a single batch. It is
-        empty in an ordinary run.
-        """
-        pace: dict[str, Any] = {}
-        if self._seconds is None:
-            yield pace
-            return
-        times, sizes, watch = list[float](), list[int](), loader.on_batch
+@contextmanager
+def limited(loader: Loader, seconds: float | None) -> Iterator[dict[str, Any]]:
+    """Limit the time for which a loader is iterated in this context, and yield the pace of the iteration.
 
-        def taken(batch: Batch) -> None:
-            times.append(time.monotonic())
-            sizes.append(len(batch.ids))
-            if watch is not None:
-                watch(batch)
+    Args:
+        loader: the loader of the validation.
+        seconds: the length of the short run; None: there is no limit, and the pace is empty.
 
-        loader.on_batch, loader.limit_seconds = taken, self._seconds * VALIDATION_SHARE
-        try:
-            yield pace
-        finally:
-            loader.on_batch, loader.limit_seconds = watch, None
-        between = sum(sizes[:-1])
-        pace["samples"], pace["all_samples"] = sum(sizes), loader.order.samples
-        pace["sample_seconds"] = (times[-1] - times[0]) / between if between else None
+    The pace is filled in at the end: "samples" of this rank; "all_samples" of all ranks in a whole iteration;
+    "sample_seconds", the mean time of one sample after the first batch, None with a single batch.
+    """
+    pace: dict[str, Any] = {}
+    if seconds is None:
+        yield pace
+        return
+    times, sizes, watch = list[float](), list[int](), loader.on_batch
+
+    def taken(batch: Batch) -> None:
+        times.append(time.monotonic())
+        sizes.append(len(batch.ids))
+        if watch is not None:
+            watch(batch)
+
+    loader.on_batch, loader.limit_seconds = taken, seconds * VALIDATION_SHARE
+    try:
+        yield pace
+    finally:
+        loader.on_batch, loader.limit_seconds = watch, None
+    between = sum(sizes[:-1])
+    pace["samples"], pace["all_samples"] = sum(sizes), loader.order.samples
+    pace["sample_seconds"] = (times[-1] - times[0]) / between if between else None

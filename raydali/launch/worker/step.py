@@ -17,12 +17,11 @@ from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.run_state import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
-from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
 from raydali.run.sample_trace import SampleTrace
 from raydali.training.evaluation.validation import ValidationForward
-from raydali.training.forward_backward import ForwardBackward, Precision, RunningStatistics
+from raydali.training.forward_backward import ForwardBackward, Precision
 
 
 class RunParts:
@@ -33,16 +32,9 @@ class RunParts:
         trace: the trace of samples, if there is one.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         captures: whether forward and backward of a micro-batch are one CUDA graph.
-        differentiated: the functions that the steps call.
-        inferences: what the validation computes, with the name of its input, until it is warmed up.
-        model, statistics: the model, and its BatchNorm statistics; set when the job registers its state.
-        allreduce: the timer of the all-reduce; None for one rank.
-        learning_rate: the learning rate of the newest step.
-        counts_flops: whether the operations of the next micro-batch are to be counted, see `measure.flops`.
+        differentiated: the functions that the steps call, which the job adds.
+        inferences: what the validation computes, with the name of its input; the job adds them, the warm-up takes them.
     """
-
-    model: nn.Module
-    statistics: RunningStatistics
 
     def __init__(self, config: TrainingOptions, session: Session, samples: int) -> None:
         self.config, self.session, self.worker = config, session, session.worker
@@ -56,8 +48,6 @@ class RunParts:
         self.captures = config.cuda_graph and self.on_gpu
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
-        self.allreduce: AllReduceTimer | None = None
-        self.learning_rate, self.counts_flops = 0.0, False
 
 
 class Step:
@@ -72,6 +62,7 @@ class Step:
         progress: share of the run's samples that are consumed in the middle of the step, 0..1, for learning rates.
         ends_epoch: whether the step is the last one of an epoch that is validated; see `--validate-every`.
         is_warm_up: whether the step trains on a resident batch and is undone afterwards.
+        learning_rate: the learning rate of the update.
     """
 
     def __init__(
@@ -81,9 +72,13 @@ class Step:
         meter: EpochMeter,
         index: int = 0,
         on_update: Callable[[list[MicroBatch]], None] | None = None,
+        *,
+        counts_flops: bool = False,
     ) -> None:
         self._run, self._batches, self._meter, self._on_update = run, batches, meter, on_update
         self.index, self.progress, self.ends_epoch, self.is_warm_up = index, 0.0, False, on_update is None
+        self.learning_rate, self._counts_flops = 0.0, counts_flops
+        self._allreduce = run.differentiated[-1].allreduce if run.differentiated else None
         self._pending: Batch | None = None
         self._trained: list[MicroBatch] = []
         self._updated = False
@@ -100,18 +95,18 @@ class Step:
         Raises:
             UsageError: the loop did not call `backward` for the previous micro-batch.
         """
-        run, meter = self._run, self._meter
-        if run.allreduce is not None:
-            run.allreduce.sample(meter)
+        run, meter, allreduce = self._run, self._meter, self._allreduce
+        if allreduce is not None:
+            allreduce.sample(meter)
         while (index := len(self._trained)) < run.micro_batches:
             meter.enter("loader_wait")
             batch = next(self._batches)
             meter.first_batch()
             meter.enter("step")
-            if run.allreduce is not None:
-                run.allreduce.expect(meter if index == run.micro_batches - 1 else None)
+            if allreduce is not None:
+                allreduce.expect(meter if index == run.micro_batches - 1 else None)
             if run.micro_batches > 1:
-                run.statistics.begin_micro_batch(index)
+                run.state.statistics.begin_micro_batch(index)
             _seed(int(keyed(run.config.seed, batch.micro_batch.number)) >> 1, run.worker.device)
             self._pending = batch
             yield batch
@@ -137,8 +132,8 @@ class Step:
             f"{here} `step.backward` was called twice for a micro-batch, or outside of `for batch in step`",
         )
         assert batch is not None
-        if run.counts_flops:
-            run.counts_flops = False
+        if self._counts_flops:
+            self._counts_flops = False
             run.state.flops_per_image = differentiated.flops_per_image(*inputs)
         loss: torch.Tensor | None = None
         with suppress(torch.OutOfMemoryError):  # the error, which is gone when its block ends, holds what was computed
@@ -148,7 +143,7 @@ class Step:
             instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
             raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}")
         if run.micro_batches > 1:
-            run.statistics.end_micro_batch(index)
+            run.state.statistics.end_micro_batch(index)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None
@@ -173,7 +168,7 @@ class Step:
         here = f"in step {self.index}"
         require(untrained <= 0, f"{here} {untrained} of its {run.micro_batches} micro-batches were not trained on")
         require(not self._updated, f"{here} `step.update` was called twice")
-        run.learning_rate = optimizer.param_groups[0]["lr"]
+        self.learning_rate = optimizer.param_groups[0]["lr"]
         if self.is_warm_up:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0  # the weights do not change, so losses remain finite
@@ -183,11 +178,11 @@ class Step:
         scaler = run.precision.scaler
         if max_norm is not None:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(run.model.parameters(), max_norm)
+            nn.utils.clip_grad_norm_(run.state.model.parameters(), max_norm)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
-            average.update_parameters(run.model)
+            average.update_parameters(run.state.model)
         optimizer.zero_grad(set_to_none=True)
         self._meter.enter("loop")
         if self._on_update is not None:

@@ -44,7 +44,7 @@ from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_meter import RunMeter
 from raydali.launch.worker.run_state import Stateful
 from raydali.launch.worker.session import Session
-from raydali.launch.worker.short_run import ShortRun
+from raydali.launch.worker.short_run import ShortRun, limited
 from raydali.launch.worker.step import RunParts, Step, require
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
@@ -92,9 +92,9 @@ class TrainingRun:
         # Made by `loaders` and `steps`.
         self._val_loader: Loader
         self._rehearsal: Rehearsal
-        self._short: ShortRun
         self._measured: RunMeter
         self._watch: ReferenceWatch
+        self._short: ShortRun | None = None
         torch.manual_seed(config.seed)
         torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
@@ -123,13 +123,11 @@ class TrainingRun:
             optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
-        run, every = self._run, self.stream.micro_batches_per_step
-        run.model = model
-        run.statistics = RunningStatistics(model, micro_batches=run.micro_batches, all_micro_batches=every)
-        parts = {"model": model, "optimizer": optimizer, "scaler": self.precision.scaler, **others}
-        kept = {name: part for name, part in parts.items() if part is not None}
+        mine, every = self._run.micro_batches, self.stream.micro_batches_per_step
+        statistics = RunningStatistics(model, micro_batches=mine, all_micro_batches=every)
+        parts = {"optimizer": optimizer, "scaler": self.precision.scaler, **others}
         self._session.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._state.keep(kept, lambda: run.statistics.average(self.worker))
+        self._state.keep(model, statistics, {name: part for name, part in parts.items() if part is not None})
         start_clock.mark("model")
 
     def differentiated(
@@ -157,7 +155,6 @@ class TrainingRun:
             graph=self._run.captures,
             parts=parts,
         )
-        self._run.allreduce = differentiated.allreduce
         self._run.differentiated.append(differentiated)
         start_clock.mark("process group")  # NCCL connects at its first use
         return differentiated
@@ -228,50 +225,49 @@ class TrainingRun:
         config, session, cursor, stream = self._run.config, self._session, self._cursor, self.stream
         require(loader.order is stream and loader.start == cursor.start, "take the training loader from `run.loaders`")
         check_samples(loader, self.worker)
-        self._rehearsal = rehearsal = Rehearsal(self._run, loader, self._val_loader)
         self._watch = ReferenceWatch(self._val_loader)
+        self._rehearsal = rehearsal = Rehearsal(self._run, loader, self._val_loader)
         yield from rehearsal.before_first_step()
-        self._state.discard_checkpoint()
-        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
-        gc.collect()
-        gc.freeze()
-        self._measured = RunMeter(self._run, loader, self._labels)
-        self._short = ShortRun(session.short_seconds)
-        batches, meter, profiler = _marked(iter(loader)), self._measured.meter, self._measured.profiler
+        self._begin_to_measure(loader)
+        batches, profiler = _marked(iter(loader)), self._measured.profiler
         for index in range(cursor.start, stream.steps):
             if profiler is not None:
                 profiler.before(index)
-            self._step = step = Step(self._run, batches, meter, index, self._finish_step)
-            step.ends_epoch = step.ends_epoch or self._short.closes
-            yield step
+            self._step = step = Step(self._run, batches, self._measured.meter, index, self._finish_step)
+            step.ends_epoch = step.ends_epoch or (self._short is not None and self._short.closes)
+            yield step  # the job trains; at the end of an epoch it also validates, and calls `close_epoch`
             step.check_end()
             if step.ends_epoch or stream.epoch_closed_by(index) is not None:
-                epoch = self._epoch_after(index)
-                if not step.ends_epoch:
-                    self._record = self._measured.end_epoch(epoch, None)
-                require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {index}")
-                assert self._record is not None
-                yield from rehearsal.after_epoch(self._record)
-                if session.short_seconds is not None:
+                yield from rehearsal.after_epoch(self._record_of_epoch(step))
+                if self._short is not None:
                     self._wait_for_checkpoint()  # epochs of the whole run may be longer than writing one
                 self._measured.begin_epoch()
                 self._checkpoint()
-                if self._run.on_gpu and cursor.done < stream.steps and config.validates(epoch + 1):
+                if self._run.on_gpu and cursor.done < stream.steps and config.validates(self._epoch_after(index) + 1):
                     self._val_loader.begin_ahead()  # for the next validation; a CPU has no time for it
             if profiler is not None:
                 profiler.after(index)
-            if config.checkpoint_every and cursor.done % config.checkpoint_every == 0 and cursor.saved < cursor.done:
-                self._checkpoint()
-            is_early = session.short_seconds is not None and index < cursor.start + EARLY_SAVES
-            if is_early and cursor.saved < cursor.done:
-                self._checkpoint(waits=True)
-            if self._short.ends_after_step():
+            is_due = config.checkpoint_every and cursor.done % config.checkpoint_every == 0
+            is_early = self._short is not None and index < cursor.start + EARLY_SAVES
+            if (is_due or is_early) and cursor.saved < cursor.done:
+                self._checkpoint(waits=not is_due)
+            if self._short is not None and self._short.ends_after_step():
                 session.steps_left = 0
                 break
             if notice := self._notice_of_any_rank():
                 self._leave(notice)
             session.steps_left = stream.steps - cursor.done
         rehearsal.cache.finish()
+
+    def _begin_to_measure(self, loader: Loader) -> None:
+        """Begin to measure the run, once the warm-up steps before it are undone."""
+        self._state.discard_checkpoint()
+        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        self._measured = RunMeter(self._run, loader, self._labels)
+        if self._session.short_seconds is not None:
+            self._short = ShortRun(self._session.short_seconds)
 
     def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
         """Count a step, record its samples, and report the progress to the driver.
@@ -305,8 +301,10 @@ class TrainingRun:
             notice: Notice = next(filter(None, notices))
             if notice != "short":
                 return notice
-            self._short.close_next()
-        self._notice = self._session.notice() or ("short" if self._short.is_due else None)
+            if self._short is not None:
+                self._short.close_next()
+        is_over = self._short is not None and self._short.is_due
+        self._notice = self._session.notice() or ("short" if is_over else None)
         counts.mine[NOTICES] = int(self._notice is not None)
         return None
 
@@ -332,6 +330,14 @@ class TrainingRun:
         self.worker.barrier()
         raise Interrupted(notice)
 
+    def _record_of_epoch(self, step: Step) -> dict[str, Any]:
+        """Return the record of the epoch that this step ends; `close_epoch` has made it if the epoch is validated."""
+        if not step.ends_epoch:
+            self._record = self._measured.end_epoch(self._epoch_after(step.index), step.learning_rate, None)
+        require(self._record, f"`run.close_epoch` was not called at the end of an epoch, in step {step.index}")
+        assert self._record is not None
+        return self._record
+
     def _epoch_after(self, step: int) -> int:
         """Return the epoch that is closed after this step, which a short run may do early."""
         closed = self.stream.epoch_closed_by(step)
@@ -348,12 +354,12 @@ class TrainingRun:
         with self._measured.meter.stage("validation"):
             self._rehearsal.warm_up_inference()
             began = time.perf_counter()
-            self._run.statistics.average(self.worker)
+            self._state.statistics.average(self.worker)
             for part in self._state.parts.values():
                 if isinstance(part, AveragedModel):
-                    for averaged, current in zip(part.module.buffers(), self._run.model.buffers(), strict=True):
+                    for averaged, current in zip(part.module.buffers(), self._state.model.buffers(), strict=True):
                         averaged.copy_(current)
-            with self._watch.watching() as loader, self._short.limited(loader) as self._pace:
+            with self._watch.watching() as loader, limited(loader, self._session.short_seconds) as self._pace:
                 yield ValidationPass(loader, loader.source, self.worker, self.precision)
             self._reference = self._watch.take() if self.worker.rank == 0 else None
         self._validation_seconds = time.perf_counter() - began
@@ -369,15 +375,18 @@ class TrainingRun:
         Raises:
             UsageError: no epoch ends at this step, the epoch is already closed, or there was no validation.
         """
-        if self._step is not None:
-            self._step.check_end()
-        is_open = self._step is not None and self._step.ends_epoch and self._record is None
+        step = self._step
+        if step is not None:
+            step.check_end()
+        is_open = step is not None and step.ends_epoch and self._record is None
         require(is_open, "call `run.close_epoch` once, only where `step.ends_epoch`")
+        assert step is not None
         seconds, self._validation_seconds = self._validation_seconds, None
         require(seconds is not None, "validate inside `with run.validation():` before `run.close_epoch`")
         require(score in metrics, f"score={score!r} must be one of the metrics {', '.join(metrics)}")
         epoch = self._epoch_after(self._cursor.done - 1)
-        self._record = self._measured.end_epoch(epoch, {**metrics, "seconds": seconds, **self._pace})
+        figures = {**metrics, "seconds": seconds, **self._pace}
+        self._record = self._measured.end_epoch(epoch, step.learning_rate, figures)
         self._best = self._state.best_of(metrics[score], weights, metric=score, epoch=epoch, reference=self._reference)
 
 

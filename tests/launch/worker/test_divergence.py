@@ -14,6 +14,7 @@ from raydali.launch.worker.run_state import RunState
 from raydali.measure.meter import EpochMeter
 from raydali.run.checkpoints import CheckpointStore
 from raydali.training.checkpoint_file import is_finite
+from raydali.training.forward_backward import RunningStatistics
 from tests.support.digits import digits_data
 from tests.support.messages import mentioning
 from tests.support.ranks import LocalSession, folder_of
@@ -69,7 +70,8 @@ def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_p
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    state.keep({"model": model, "optimizer": optimizer, "ema": ema}, lambda: None)
+    statistics = RunningStatistics(model, micro_batches=1, all_micro_batches=1)
+    state.keep(model, statistics, {"optimizer": optimizer, "ema": ema})
     saves(state, 1)
     bad = ema.weight if part == "ema" else optimizer.state[model.weight]["exp_avg_sq"]
     with torch.no_grad():
