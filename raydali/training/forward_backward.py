@@ -8,7 +8,7 @@ of workers: every step updates them once, with the mean of the statistics of all
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeVar
 
 import torch
@@ -124,7 +124,7 @@ class ForwardBackward:
         parts: Sequence[nn.Module] = (),
         overlap: bool | None = None,
     ) -> None:
-        self._parts = GraphedParts(parts if graph and not compiled else ())
+        self._parts = GraphedParts(parts) if parts and graph and not compiled else nullcontext()
         graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
