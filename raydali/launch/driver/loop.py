@@ -1,6 +1,5 @@
 """The driver's loop over worker groups: start one, follow it to its end, decide what comes after it, again."""
 
-import shlex
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -18,12 +17,10 @@ from raydali.launch.driver import hang_detection
 from raydali.launch.driver.endings import driver_error, final_error, resume_hint, silence_ray
 from raydali.launch.driver.group_size import GroupSize, Waiting
 from raydali.launch.driver.hang_detection import HangWatch
-from raydali.launch.driver.job_file import typed
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
-from raydali.launch.driver.recorder import RunRecorder, WorkerWarnings
+from raydali.launch.driver.recorder import RunRecorder
 from raydali.launch.driver.restart_policy import RestartPolicy
-from raydali.launch.driver.run_ledger import RunLedger
 from raydali.launch.driver.worker_group import WorkerGroup
 from raydali.launch.job import WorkerTask
 from raydali.launch.trainer import GroupEnd
@@ -69,8 +66,8 @@ def train_in_workers(
         UsageError: a worker found that the options cannot be used.
         KeyboardInterrupt: it was interrupted; workers that trained have saved a checkpoint.
     """
-    folder, recorder = task.folder, RunRecorder(task.folder, track, console.warn)
-    driver = Driver(task, placement, cluster, console, recorder, interrupt)
+    folder, recorder = task.folder, RunRecorder(task, track, console)
+    driver = Driver(task, placement, cluster, recorder, interrupt)
     event: events.Event = events.RunFinished()
     error: BaseException | None = None
     try:
@@ -85,8 +82,7 @@ def train_in_workers(
         event = events.RunStopped(error=error_line(error), why=driver.stop_reason)
     finally:
         console.close()
-    for line in driver.close(event):
-        console.print(line)
+    recorder.close(event, driver.group, interrupt.again)
     if error is not None:
         raise error
     if (message := text.beside_published(recorder.report.history)) is not None:
@@ -98,10 +94,11 @@ class Driver:
     """The loop, and everything that the driver watches meanwhile.
 
     Args:
-        task, placement, cluster, console, interrupt: see `train_in_workers`.
-        recorder: records events and epochs.
+        task, placement, cluster, interrupt: see `train_in_workers`.
+        recorder: records and shows what happens.
 
     Attributes:
+        group: the newest worker group.
         stop_reason: why no further group may start; None while the run may go on.
     """
 
@@ -110,16 +107,14 @@ class Driver:
         task: WorkerTask,
         placement: Placement,
         cluster: ConnectedRay,
-        console: Console,
         recorder: RunRecorder,
         interrupt: Interrupt,
     ) -> None:
         silence_ray()
         self.stop_reason: str | None = None
         self._options, self._placement, self._cluster = task.options, placement, cluster
-        self._console, self._recorder, self._interrupt = console, recorder, interrupt
+        self._recorder, self._interrupt = recorder, interrupt
         self._channel, self._task = task.channel, ray.put(task)
-        self._ledger = RunLedger(task.folder, task.attempt, task.options.price, self._publish)
         resources = {"CPU": placement.cpus} | ({"GPU": 1} if placement.gpu else {})
         self._training = trainer.Training(
             name=task.folder.name,
@@ -131,9 +126,7 @@ class Driver:
         self._policy = RestartPolicy(task.options.max_failures, task.options.storage_timeout, self._suffices)
         self._waiting = self._new_wait()
         self._waiting.is_over = cluster.own  # it has what its workers need
-        self._warnings = WorkerWarnings()
-        self._began = time.time()
-        self._group: WorkerGroup | None = None
+        self.group: WorkerGroup | None = None
         self._groups = self._step = 0
         self._start_at = self._request_at = self._own_node_at = 0.0
         self._requester, self._requested = f"raydali-{uuid.uuid4().hex}", 0
@@ -148,9 +141,9 @@ class Driver:
         """
         try:
             while True:
-                self._group = group = self._start(self._wait_for_room())
+                self.group = group = self._start(self._wait_for_room())
                 end = self._follow(group)
-                self._ledger.released(group, finished=end == "finished")
+                self._recorder.ledger.released(group, finished=end == "finished")
                 if end == "finished":
                     break
                 self._decide(group, end)
@@ -160,19 +153,6 @@ class Driver:
         self._request_at = 0.0
         if (request := self._request(0)) is not None:
             request.has_returned(ANSWER_SECONDS)
-
-    def close(self, end: events.Event) -> list[str]:
-        """Record how the driver ends, as the last event. Workers that still run end with this process's Ray.
-
-        Returns:
-            Lines on the run's ledger, for the console.
-        """
-        self._show_warnings(at_end=True)
-        self._ledger.released(self._group, finished=isinstance(end, events.RunFinished))
-        lines = self._ledger.publish()
-        self._recorder.event(end, time.time())
-        self._recorder.finish(self._interrupt.again)
-        return lines
 
     def _wait_for_room(self) -> int:
         """Wait until the next group may start, and return its size."""
@@ -210,11 +190,11 @@ class Driver:
             began = time.monotonic()
             self._tick()
             if not group.is_placed and (self._cluster.own or group.places or _has_places()):
-                self._ledger.placed(group)
+                self._recorder.ledger.placed(group)
             if any(error.final for error in group.errors):
                 break
             if line := group.start_line(time.monotonic()):
-                self._console.print(line)
+                self._recorder.print(line)
             self._grow(group)
             if time.monotonic() - began < messages.HEARTBEAT_SECONDS:  # or newer heartbeats wait
                 self._end_hangs(group)
@@ -260,16 +240,16 @@ class Driver:
 
     def _leave(self) -> None:
         """Let workers that train save a checkpoint and leave."""
-        group = self._group
+        group = self.group
         if group is None or not group.is_training:
             return
-        self._console.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
+        self._recorder.print(f"{self._interrupt.why}: saving a checkpoint; interrupt again to leave without it")
         self._channel.notify("stop")
         deadline = time.monotonic() + LEAVE_SECONDS
         while not (group.has_left or self._interrupt.again() or group.end.has_returned(POLL_SECONDS / 4)):
             if time.monotonic() > deadline:
                 late = f"the workers did not save a checkpoint within {LEAVE_SECONDS} s: they end without it"
-                self._console.warn(late)
+                self._recorder.warn(late)
                 return
             self._take_messages()
         self._take_messages()
@@ -282,12 +262,10 @@ class Driver:
         """
         self._cluster.check()  # first: without its processes, calls of Ray may end this process
         self._take_messages()
-        if not (self._group is not None and self._group.is_training) and self._policy.take_back():
-            self._console.print("the other nodes do not suffice any more: those that were left out are used again")
+        if not (self.group is not None and self.group.is_training) and self._policy.take_back():
+            self._recorder.print("the other nodes do not suffice any more: those that were left out are used again")
         self._waiting.poll()
-        self._recorder.poll()
-        self._ledger.poll(self._group)
-        self._show_warnings()
+        self._recorder.poll(self.group)
         if time.monotonic() >= self._own_node_at:
             self._own_node_at = time.monotonic() + OWN_NODE_SECONDS
             if self._cluster.is_leaving():
@@ -295,47 +273,29 @@ class Driver:
         if self._interrupt.requested():
             raise KeyboardInterrupt
 
-    def _publish(self, ledger: Mapping[str, Any]) -> None:
-        self._recorder.ledger(ledger)
-        self._console.ledger(ledger)
-
     def _take_messages(self) -> None:
         for arrived, message in self._channel.empty():
             self._take(message, arrived)
 
     def _take(self, message: messages.Message, arrived: float) -> None:
-        """Pass a message on by its type, and show and record it; ignore messages of groups that have ended."""
-        if self._group is not None:
-            if isinstance(message, messages.WorkerMessage) and message.group != self._group.number:
+        """Pass a message on by its type, and to the recorder; ignore messages of groups that have ended."""
+        if self.group is not None:
+            if isinstance(message, messages.WorkerMessage) and message.group != self.group.number:
                 return
-            self._group.take(message)
-        self._ledger.take(message, arrived)
+            self.group.take(message)
         match message:
-            case messages.ForwardedWarning():
-                self._warnings.add(message)
             case messages.Progress():
                 self._step = message.step
-            case messages.EpochEnded(record):
-                self._recorder.epoch(record)
             case events.Started():
                 self._size.started()
                 self._policy.group_started(message.step)
                 self._waiting.is_over = True
             case events.Quarantined():
                 self._policy.made_progress()
-        if isinstance(message, events.Event):
-            message = replace(message, seconds=round(arrived - self._began, 3))
-            if isinstance(message, events.Started):
-                message = replace(message, command=shlex.join(typed))
-            self._recorder.event(message, arrived)
-        self._console.show(message)
-
-    def _show_warnings(self, *, at_end: bool = False) -> None:
-        for line in self._warnings.lines(at_end=at_end):
-            self._console.warn(line)
+        self._recorder.take(message, arrived)
 
     def _new_wait(self, pause: float = 0.0) -> Waiting:
-        return Waiting(self._placement, self._cluster.look, trainer.has_places, self._console.print, pause)
+        return Waiting(self._placement, self._cluster.look, trainer.has_places, self._recorder.print, pause)
 
     def _suffices(self, left_out: Collection[str]) -> bool:
         asked = self._placement

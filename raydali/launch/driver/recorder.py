@@ -1,18 +1,25 @@
-"""Records what happens to a run: in its folder, for Prometheus and for trackers."""
+"""Records and shows what happens to a run: in its folder, on the console, for Prometheus and for trackers."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from raydali.host.background import Background
+from raydali.launch.driver.job_file import typed
+from raydali.launch.driver.run_ledger import RunLedger
+from raydali.launch.driver.worker_group import WorkerGroup
+from raydali.launch.job import WorkerTask
+from raydali.report.console import Console
 from raydali.report.html.live import LiveReport
-from raydali.run.events import Event, Quarantined, Started
-from raydali.run.folder import EVENTS, REPORT, RunFolder
+from raydali.run.events import Event, Quarantined, RunFinished, Started
+from raydali.run.folder import EVENTS, REPORT
 from raydali.run.ledger import LEDGER, PARTS
-from raydali.run.messages import MORE_WARNINGS, ForwardedWarning
+from raydali.run.messages import MORE_WARNINGS, EpochEnded, ForwardedWarning, Message
 from raydali.text import numbered
 
 RESTARTS = "raydali_restarts"
@@ -65,33 +72,50 @@ class RunMetrics:
 
 
 class RunRecorder:
-    """Records events, epochs and the ledger. A thread writes the files, since the storage may not answer for minutes.
+    """Records and shows what happens. A thread writes the files, since the storage may not answer for minutes.
 
     Args:
-        folder: the run's.
+        task: what the workers of the run do.
         track: takes the record of each epoch.
-        warn: takes a line for the console.
+        console: shows messages.
 
     Attributes:
         background: the thread.
-        report: the page, which belongs to the thread until `finish`.
+        report: the page, which belongs to the thread until `close`.
+        ledger: when the run held workers; the page and `ledger.json` have what it publishes.
+        print, warn: show a line on the console.
     """
 
-    def __init__(
-        self, folder: RunFolder, track: Callable[[Mapping[str, Any]], None], warn: Callable[[str], None]
-    ) -> None:
-        self._folder, self._track, self._warn = folder, track, warn
+    def __init__(self, task: WorkerTask, track: Callable[[Mapping[str, Any]], None], console: Console) -> None:
+        self._folder, self._track, self._console = task.folder, track, console
+        self.print, self.warn = console.print, console.warn
         self.background = Background("recorder")
-        self.report, self._metrics = LiveReport(folder, warn), RunMetrics(folder.name)
+        self.report, self._metrics = LiveReport(task.folder, self.warn), RunMetrics(task.folder.name)
         self._unwritten: list[dict[str, Any]] = []
+        self._warnings, self._began = WorkerWarnings(), time.time()
+        self.ledger = RunLedger(task.folder, task.attempt, task.options.price, self._publish)
 
-    def event(self, event: Event, at: float) -> None:
-        """Record an event. A row that cannot be written, to a full disk for example, is written with the next one.
+    def take(self, message: Message, arrived: float) -> None:
+        """Record and show a message that arrived at this time, in seconds since 1970.
 
-        Args:
-            event: the event.
-            at: its time, in seconds since 1970; what the driver does about an earlier one may take seconds.
+        What the driver does about an earlier one may take seconds.
         """
+        self.ledger.take(message, arrived)
+        match message:
+            case ForwardedWarning():
+                self._warnings.add(message)
+            case EpochEnded(record):  # the workers write its row in `epochs.jsonl` with their next checkpoint
+                self._track(record)
+                self.background.calls.put(partial(self.report.epoch, record))
+            case Event():
+                message = replace(message, seconds=round(arrived - self._began, 3))
+                if isinstance(message, Started):
+                    message = replace(message, command=shlex.join(typed))
+                self._record(message, arrived)
+        self._console.show(message)
+
+    def _record(self, event: Event, at: float) -> None:
+        """Record an event. A row that cannot be written, to a full disk for example, is written with the next one."""
         self._metrics.count(event)
         self.background.calls.put(partial(self._write_event, {"time": round(at, 3), **event.row()}))
 
@@ -103,12 +127,12 @@ class RunRecorder:
                 self._folder.append(EVENTS, self._unwritten[0])
                 del self._unwritten[0]
         except OSError as error:
-            self._warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
+            self.warn(f"an event cannot be written to {self._folder}: {error}; it is written with the next one")
 
-    def ledger(self, summary: Mapping[str, Any]) -> None:
-        """Publish the ledger of the run."""
-        self._metrics.ledger(summary)
-        self.background.calls.put(partial(self._write_ledger, summary))
+    def _publish(self, ledger: Mapping[str, Any]) -> None:
+        self._metrics.ledger(ledger)
+        self.background.calls.put(partial(self._write_ledger, ledger))
+        self._console.ledger(ledger)
 
     def _write_ledger(self, summary: Mapping[str, Any] | None = None) -> None:
         """Write the ledger; without one, set the time of its file, as a sign of life."""
@@ -118,31 +142,51 @@ class RunRecorder:
             else:
                 self._folder.write_json(LEDGER, summary)
 
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        """Record an epoch; the workers write its row in `epochs.jsonl` with their next checkpoint."""
-        self._track(record)
-        self.background.calls.put(partial(self.report.epoch, record))
-
-    def poll(self) -> None:
-        """Keep the page up to date, and give a sign of life; must be called often.
+    def poll(self, group: WorkerGroup | None) -> None:
+        """Keep everything up to date while this group is the newest, and give a sign of life; must be called often.
 
         Raises:
             SupersededError: another driver has taken over the run.
         """
-        if self.background.error is not None:
-            raise self.background.error
+        self._check()
         if self.background.calls.empty():  # or the storage does not answer
             self.background.calls.put(self._write_ledger)
             self.background.calls.put(self.report.poll)
+        self.ledger.poll(group)
+        self._show_warnings()
+
+    def close(self, end: Event, group: WorkerGroup | None, leaves: Callable[[], bool]) -> None:
+        """Record how the driver ends, as the last event, and show the ledger; then `finish`.
+
+        Args:
+            end: the event.
+            group: the newest worker group, whose workers that still run end with this process's Ray.
+            leaves: returns whether the driver leaves now.
+        """
+        self._show_warnings(at_end=True)
+        self.ledger.released(group, finished=isinstance(end, RunFinished))
+        lines = self.ledger.publish()
+        self._record(end, time.time())
+        self.finish(leaves)
+        for line in lines:
+            self.print(line)
 
     def finish(self, leaves: Callable[[], bool]) -> None:
         """Wait until everything is written, for a minute or until the driver leaves. For the errors see `poll`."""
         done, until = self.background.done(), time.monotonic() + END_SECONDS
         while not done.wait(0.2):
             if leaves() or time.monotonic() > until:
-                self._warn(f"{self._folder} does not answer: {EVENTS}, {REPORT} and {LEDGER} lack what is new")
+                self.warn(f"{self._folder} does not answer: {EVENTS}, {REPORT} and {LEDGER} lack what is new")
                 break
-        self.poll()
+        self._check()
+
+    def _check(self) -> None:
+        if self.background.error is not None:
+            raise self.background.error
+
+    def _show_warnings(self, *, at_end: bool = False) -> None:
+        for line in self._warnings.lines(at_end=at_end):
+            self.warn(line)
 
 
 class WorkerWarnings:

@@ -58,10 +58,10 @@ class Play:
         self._interrupt = Interrupt()
         options = LaunchOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
         task: Any = MagicMock(options=options, folder=self.folder, channel=self)
-        self.recorder = records = RunRecorder(self.folder, print, print)
+        self.recorder = records = RunRecorder(task, print, Console())
         placement = Placement(*workers, 1, False, workers[1])
         cluster = ConnectedRay(self.look, own=own)
-        self.driver = Driver(task, placement, cluster, Console(), records, self._interrupt)
+        self.driver = Driver(task, placement, cluster, records, self._interrupt)
 
     def look(self) -> Cluster:
         shapes = self.nodes.items()
