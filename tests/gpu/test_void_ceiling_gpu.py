@@ -1,6 +1,7 @@
 """A void ceiling is measured again behind an epoch, with the captured step, and the run knows nothing of it."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from torch.optim import Optimizer
 
 from jobs.imagenet import DIGITS, train
 from raydali.launch.worker import rehearsal
-from raydali.launch.worker.rehearsal import Ceiling, warm_up
+from raydali.launch.worker.rehearsal import Ceiling, undone, warm_up
 from raydali.measure.records import VOID_ABOVE
+from raydali.training.forward_backward import Precision
 from tests.support.digits import digits_data
 from tests.support.ranks import LocalSession, folder_of
 
@@ -32,26 +34,30 @@ def tensors_of(modules: Sequence[nn.Module], optimizer: Optimizer) -> list[torch
 def losses(path: Path, monkeypatch: pytest.MonkeyPatch, *, measures: bool, compiled: bool) -> list[dict[str, Any]]:
     """The epochs of a run whose first ceiling is a tiny part of the true one."""
     rates: list[float] = []
-    undone: list[bool] = []
+    restored: list[bool] = []
 
-    def watched(
-        take: Any, modules: Any, optimizer: Optimizer, *args: Any, **settings: Any
-    ) -> Generator[Any, None, Ceiling]:
+    @contextmanager
+    def watched(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precision) -> Iterator[None]:
         before = tensors_of(modules, optimizer)
-        found = yield from warm_up(take, modules, optimizer, *args, **settings)
+        with undone(modules, optimizer, precision):
+            yield
         after = tensors_of(modules, optimizer)
-        undone.append(len(before) == len(after) and all(map(torch.equal, before, after)))
+        restored.append(len(before) == len(after) and all(map(torch.equal, before, after)))
+
+    def slow(*args: Any, **settings: Any) -> Generator[Any, None, Ceiling]:
+        found = yield from warm_up(*args, **settings)
         if found.images_per_second is None:
             return found
         rates.append(found.images_per_second / (1 if rates else 10_000))
         return replace(found, images_per_second=rates[-1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(rehearsal, "warm_up", watched)
+        patched.setattr(rehearsal, "undone", watched)
+        patched.setattr(rehearsal, "warm_up", slow)
         session = LocalSession(folder_of(path, f"{measures}"), device=DEVICE)
         train(replace(CONFIG, ceiling=measures, compile=compiled), digits_data(), session)
     session.checkpoints.finish()
-    assert undone == [True] * (1 + measures)  # bit for bit, before the first step and behind an epoch
+    assert restored == [True] * (1 + measures)  # bit for bit, before the first step and behind an epoch
     assert len([row for row in session.rows if row["event"] == "ceiling"]) == measures
     return session.folder.rows("epochs.jsonl")
 

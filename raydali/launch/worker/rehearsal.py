@@ -8,7 +8,7 @@ if it was measured under the same conditions. A ceiling that cannot be right is 
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from statistics import fmean
@@ -121,7 +121,7 @@ class Rehearsal:
         if self._prepares or measures:
             began = self._announce(measures)
             measured = yield from self._warm_up(self._epoch, self._steps, measures)
-            self._ceiling.measured(measured, Rehearsed, began)
+            self._ceiling.take(measured, Rehearsed, began)
         ceilings[self._epoch] = run.state.ceiling or 0.0
         if compares and later and all(ceilings.values()):
             run.session.emit_once(SizesRehearsed(costs=[ceilings[self._epoch] / ceilings[epoch] for epoch in first]))
@@ -137,14 +137,15 @@ class Rehearsal:
         if pipeline.in_epoch(self._epoch) == pipeline.in_epoch(before):
             if self._ceiling.doubts(record):
                 began = time.perf_counter()
-                self._ceiling.measured_again((yield from self._warm_up(self._epoch, 1, True)), began)
+                measured = yield from self._warm_up(self._epoch, 1, True)
+                self._ceiling.take(measured, CeilingMeasured, began, again=True)
             return
         run.state.ceiling = run.state.flops_per_image = run.state.gpu_busy = None
         self._forget()
         if self._prepares or run.config.ceiling:
             began = self._announce(run.config.ceiling)
             measured = yield from self._warm_up(self._epoch, self._steps, run.config.ceiling)
-            self._ceiling.measured(measured, CeilingMeasured, began)
+            self._ceiling.take(measured, CeilingMeasured, began)
 
     def warm_up_inference(self) -> bool:
         """Compile and capture what the validation computes, once; return whether there was something to."""
@@ -193,11 +194,10 @@ class Rehearsal:
             newest[:] = [Step(run, repeat(batch), meter, counts_flops=counts_flops and not newest)]
             return newest[0]
 
+        modules = [part for part in run.state.parts.values() if isinstance(part, nn.Module)]
         return warm_up(
             take,
-            [part for part in run.state.parts.values() if isinstance(part, nn.Module)],
-            optimizer,
-            run.precision,
+            undone(modules, optimizer, run.precision),
             worker,
             differentiated=run.differentiated,
             steps=steps,
@@ -217,20 +217,25 @@ class RunCeiling:
         self._session, self._state = session, state
         self._is_void, self._measured_again, self._quiet_below, self._load = False, 0, MAX_FOREIGN, 0.0
 
-    def measured(self, measured: Ceiling, event: type[Rehearsed], began: float) -> None:
-        """Take the result of warm-up steps that began at this time, before the first step or one of another size."""
+    def take(self, measured: Ceiling, event: type[Rehearsed], began: float, *, again: bool = False) -> None:
+        """Take the result of warm-up steps that began at this time; `again`: they only measured, see `doubts`."""
         self._state.ceiling = measured.images_per_second or self._state.ceiling
         self._state.gpu_busy = measured.gpu_busy or self._state.gpu_busy
-        self._is_void, self._measured_again, self._quiet_below = measured.void, 0, MAX_FOREIGN
-        if measured.void:
-            again = "it is measured again once they use less"
-            self._session.emit_once(Note(f"the ceiling is void: {measured.why}; {again}"))
-        elif measured.why:
-            self._session.emit_once(Note(f"the ceiling is not measured: {measured.why}"))
-        self._report(event, measured.images_per_second, began)
+        if not again:
+            self._is_void, self._measured_again, self._quiet_below = measured.void, 0, MAX_FOREIGN
+            if measured.void:
+                why = f"{measured.why}; it is measured again once they use less"
+                self._session.emit_once(Note(f"the ceiling is void: {why}"))
+            elif measured.why:
+                self._session.emit_once(Note(f"the ceiling is not measured: {measured.why}"))
+        elif measured.void:
+            self._quiet_below = self._load / 2
+        seconds = round(time.perf_counter() - began, 3)
+        ceiling = measured.images_per_second
+        self._session.emit_once(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
 
     def doubts(self, record: Mapping[str, Any]) -> bool:
-        """Return whether to measure again: it was void, or the epoch with this record was faster than the ceiling."""
+        """Return whether to measure again: it was void, or the epoch with this record was faster."""
         ceiling, worker = self._state.ceiling, self._session.worker
         is_wrong = ceiling is not None and _disproves(record, ceiling)
         is_void = is_wrong or (ceiling is None and self._is_void)
@@ -246,17 +251,6 @@ class RunCeiling:
             self._is_void = True
         self._measured_again += measures
         return measures
-
-    def measured_again(self, measured: Ceiling, began: float) -> None:
-        """Take the result of a repeated measurement that began at this time. Its time belongs to no epoch."""
-        self._state.ceiling, self._state.gpu_busy = measured.images_per_second, measured.gpu_busy
-        if measured.void:
-            self._quiet_below = self._load / 2
-        self._report(CeilingMeasured, measured.images_per_second, began)
-
-    def _report(self, event: type[Rehearsed], ceiling: float | None, began: float) -> None:
-        seconds = round(time.perf_counter() - began, 3)
-        self._session.emit_once(event(ceiling_images_per_second=ceiling, rehearsal_seconds=seconds))
 
 
 def _disproves(record: Mapping[str, Any], ceiling: float) -> bool:
@@ -278,9 +272,7 @@ def warm_up_steps(differentiated: Sequence[ForwardBackward], device: torch.devic
 
 def warm_up(
     take: Callable[[], Taken],
-    modules: Sequence[nn.Module],
-    optimizer: Optimizer,
-    precision: Precision,
+    undoing: AbstractContextManager[None],
     worker: Worker,
     *,
     differentiated: Sequence[ForwardBackward],
@@ -292,9 +284,7 @@ def warm_up(
 
     Args:
         take: makes a step on a resident batch.
-        modules: the modules that a step changes: the model and its moving average.
-        optimizer: the optimizer of the model.
-        precision: the precision of the steps.
+        undoing: undoes them, see `undone`.
         worker: this rank.
         differentiated: the functions that a step calls.
         steps: number of steps before the measurement, see `warm_up_steps`.
@@ -314,7 +304,7 @@ def warm_up(
         _synchronize(worker.device)
         return time.perf_counter() - began
 
-    with undone(modules, optimizer, precision):
+    with undoing:
         seconds = yield from timed(1)
         start_clock.mark("compile")
         if steps > 1:
@@ -378,6 +368,11 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
 
     Tensors keep their addresses, which a CUDA graph has captured. The host needs memory for a copy of modules and
     momenta.
+
+    Args:
+        modules: the modules that a step changes: the model and its moving average.
+        optimizer: the optimizer of the model.
+        precision: the precision of the steps.
     """
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     copies, momenta = snapshot([tensors, optimizer.state_dict()])

@@ -26,6 +26,7 @@ from raydali.launch.worker.rehearsal import (
     RunCeiling,
     disturbed,
     steps_to_measure,
+    undone,
     warm_up,
     warm_up_steps,
 )
@@ -120,7 +121,7 @@ def _doubted(folder: RunFolder) -> list[list[bool]]:
 
     def measures_after(of_run: RunCeiling, load: float, measured: Ceiling) -> bool:
         if doubts := of_run.doubts(beside(load)):
-            of_run.measured_again(measured, now)
+            of_run.take(measured, CeilingMeasured, now, again=True)
         return doubts
 
     for loads in (*CASES, ENDLESS):
@@ -129,7 +130,7 @@ def _doubted(folder: RunFolder) -> list[list[bool]]:
         if session.worker.rank == 0:
             alone = replace(session.worker, world_size=1)
             session.worker, together = alone, session.worker
-            of_run.measured(busy, Rehearsed, now)
+            of_run.take(busy, Rehearsed, now)
             session.worker = together
         found.append([measures_after(of_run, load, Ceiling() if loads is ENDLESS else busy) for load in loads])
     return found
@@ -150,7 +151,7 @@ def rehearsed(step: Callable[[], None] | None = None, images: int = 1) -> Ceilin
 
     worker, precision = Worker.join(CPU, cpus=1, node="here"), Precision("fp32", CPU)
     facts: dict[str, Any] = {"differentiated": [], "steps": 1, "images": images, "measures": True}
-    return take_all(warm_up(lambda: step or train, [model], optimizer, precision, worker, **facts))
+    return take_all(warm_up(lambda: step or train, undone([model], optimizer, precision), worker, **facts))
 
 
 class Slow:
@@ -276,9 +277,7 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
         ceiling = take_all(
             warm_up(
                 lambda: step,
-                modules,
-                optimizer,
-                precision,
+                undone(modules, optimizer, precision),
                 worker,
                 differentiated=[forward_backward],
                 steps=1,
