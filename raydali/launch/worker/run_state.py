@@ -67,6 +67,7 @@ class RunState:
         ceiling: images per second of all ranks together; None if it is not known.
         flops_per_image: see `measure.flops`; None if the operations are not counted yet.
         gpu_busy: see `Ceiling`.
+        is_resumed: whether the run goes on from a checkpoint.
         parts: the parts of the state by their names in checkpoints; empty before `keep`.
         model, statistics: the model, and its BatchNorm statistics; see `keep`.
         snapshots: the copies of the state; see `Snapshots.before_update`.
@@ -91,7 +92,8 @@ class RunState:
         self.parts: dict[str, Stateful] = {}
         self.snapshots = Snapshots(self._worker.device)
         self._best: float | None = None
-        self._read: dict[str, Any] | None = None
+        self._read: dict[str, Any] = {}
+        self.is_resumed = False
         self.ceiling: float | None = None
         self.flops_per_image: float | None = None
         self.gpu_busy: float | None = None
@@ -108,7 +110,7 @@ class RunState:
                 self.ceiling = checkpoint["ceiling"]
                 self.flops_per_image = checkpoint["flops_per_image"]
                 self.gpu_busy = checkpoint["gpu_busy"]
-            self._read = checkpoint["state"]
+            self._read, self.is_resumed = checkpoint["state"], True
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
             self._broken.share_suspects()
@@ -116,15 +118,6 @@ class RunState:
                 self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 drop_samples(self._folder, self._cursor.start)
         self._worker.barrier()
-
-    @property
-    def is_resumed(self) -> bool:
-        """True if the run was resumed and has not completed a step since."""
-        return self._read is not None
-
-    def discard_checkpoint(self) -> None:
-        """Free the memory of the checkpoint that was read, once its parts are loaded."""
-        self._read = None
 
     def keep(self, model: nn.Module, statistics: RunningStatistics, others: Mapping[str, Stateful]) -> None:
         """Load these parts if the checkpoint has them, and save them from now on; see TrainingRun.register_state.
@@ -136,11 +129,12 @@ class RunState:
         """
         self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
         for name, part in self.parts.items():
-            if read := (self._read or {}).get(name):
+            if read := self._read.get(name):
                 if isinstance(part, Optimizer):
                     load_optimizer(part, read)
                 else:
                     part.load_state_dict(read)
+        self._read = {}
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:
         """End an epoch: return the records of all ranks, one list for each worker group.

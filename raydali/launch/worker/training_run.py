@@ -228,7 +228,11 @@ class TrainingRun:
         self._watch = ReferenceWatch(self._val_loader)
         self._rehearsal = rehearsal = Rehearsal(self._run, loader, self._val_loader)
         yield from rehearsal.before_first_step()
-        self._begin_to_measure(loader)
+        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        self._measured = RunMeter(self._run, loader, self._labels)
+        self._short = None if session.short_seconds is None else ShortRun(session.short_seconds)
         batches, profiler = _marked(iter(loader)), self._measured.profiler
         for index in range(cursor.start, stream.steps):
             if profiler is not None:
@@ -258,16 +262,6 @@ class TrainingRun:
                 self._leave(notice)
             session.steps_left = stream.steps - cursor.done
         rehearsal.cache.finish()
-
-    def _begin_to_measure(self, loader: Loader) -> None:
-        """Begin to measure the run, once the warm-up steps before it are undone."""
-        self._state.discard_checkpoint()
-        # Freeze the objects that imports and compilers have created: to collect among them takes longer than a step.
-        gc.collect()
-        gc.freeze()
-        self._measured = RunMeter(self._run, loader, self._labels)
-        if self._session.short_seconds is not None:
-            self._short = ShortRun(self._session.short_seconds)
 
     def _finish_step(self, micro_batches: list[MicroBatch]) -> None:
         """Count a step, record its samples, and report the progress to the driver.
