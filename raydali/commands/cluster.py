@@ -24,7 +24,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from raydali.errors import CommandError, UsageError
-from raydali.host import processes
+from raydali.host import cluster_processes
 from raydali.output import JsonFile, log_tail, require_writable, write_json
 from raydali.text import duration, plural
 
@@ -97,7 +97,7 @@ def main(options: Up | Down | Status) -> None:
 def _up(options: Up, folder: Path) -> None:
     from ray.util import get_node_ip_address
 
-    if processes.members(str(folder)):
+    if cluster_processes.members(str(folder)):
         raise UsageError(f"a cluster is up in {folder}: run raydali cluster down, or give another --folder")
     config, resources = _read_config(options.file or str(STANDARD))
     address = get_node_ip_address()
@@ -121,7 +121,7 @@ def _up(options: Up, folder: Path) -> None:
     try:
         _start_head(folder, config, arguments, options.timeout)
     except BaseException:
-        processes.end(str(folder))
+        cluster_processes.end(str(folder))
         raise
     print(f"the cluster is up: {dashboard}, and {head} for ray start; its files are in {folder}")
     print(f"to use it, run: source {folder}/env")
@@ -158,7 +158,7 @@ def _start_head(folder: Path, config: dict[str, Any], arguments: list[str], time
     command += ["--dashboard-agent-listen-port=0", "--disable-usage-stats"]
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env = inherited | {
-        processes.MARK: str(folder),
+        cluster_processes.MARK: str(folder),
         "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', os.defpath)}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": f"{folder}/token",
@@ -190,8 +190,8 @@ def _down(folder: Path) -> None:
     if not (folder / STATE).exists():
         print(f"there is no cluster in {folder}")
         return
-    number = len(processes.members(str(folder)))
-    if remaining := processes.end(str(folder)):
+    number = len(cluster_processes.members(str(folder)))
+    if remaining := cluster_processes.end(str(folder)):
         raise CommandError(f"processes cannot be ended: {', '.join(str(process.pid) for process in remaining)}")
     shutil.rmtree(folder)
     print(f"the cluster is down: {plural(number, 'process')} ended, {folder} is deleted")
@@ -199,7 +199,7 @@ def _down(folder: Path) -> None:
 
 def _status(options: Status, folder: Path) -> None:
     require_writable("--json", options.json)
-    number = len(processes.members(str(folder)))
+    number = len(cluster_processes.members(str(folder)))
     if not number:
         raise CommandError(f"no cluster is up in {folder}: start one with raydali cluster up")
     try:

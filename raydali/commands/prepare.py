@@ -22,7 +22,7 @@ import tyro
 
 from raydali.commands.verify import show
 from raydali.errors import DataError, UsageError
-from raydali.host.process_pool import SAMPLES_AT_ONCE, process_count
+from raydali.host.all_samples import SAMPLES_AT_ONCE, process_count
 from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import GIGABYTE, plural, summarize
 

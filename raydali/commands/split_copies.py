@@ -35,7 +35,7 @@ from raydali.data.index.parquet import IMAGE, LABEL
 from raydali.data.index.shards import Shards
 from raydali.data.read.storage import file_system, modified_ns, read
 from raydali.errors import DataError, UsageError
-from raydali.host.process_pool import in_processes
+from raydali.host.all_samples import in_processes
 from raydali.text import summarize
 
 ROWS = 100

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from raydali.errors import DataError, UsageError
-from raydali.host.process_pool import in_processes, process_count
+from raydali.host.all_samples import in_processes, process_count
 from raydali.output import JsonFile, require_writable, write_json
 from raydali.text import plural, printable, summarize
 

@@ -16,7 +16,7 @@ import yaml
 
 from raydali.commands.cluster import STANDARD, STATE, Up, main
 from raydali.errors import UsageError
-from raydali.host import processes
+from raydali.host import cluster_processes
 from raydali.run.folder import RunFolder
 from tests.support.cluster import RAY, ROOT, descendants, environment, name_of
 from tests.support.messages import mentions
@@ -223,7 +223,7 @@ def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(
 
     # A process of another cluster, as far as its name and its mark tell.
     command = ["bash", "-c", "exec -a ray::IDLE sleep 600"]
-    other = subprocess.Popen(command, env=env | {processes.MARK: f"{folder}-other"}, start_new_session=True)
+    other = subprocess.Popen(command, env=env | {cluster_processes.MARK: f"{folder}-other"}, start_new_session=True)
     try:
         before = processes_of(folder)
         assert any("jobs/imagenet.py" in name_of(pid) for pid in before), "a job's driver is among them"
@@ -259,7 +259,7 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
     with ExitStack() as stack:
         folder, using = stack.enter_context(cluster(env, "elastic", nodes=0))
         head = json.loads(Path(folder, STATE).read_text())["head"]
-        marked = using | {processes.MARK: f"{folder}-nodes"}
+        marked = using | {cluster_processes.MARK: f"{folder}-nodes"}
 
         def add_node(number: int) -> None:
             command = [sys.executable, "-c", NODE.format(number=number)]
@@ -269,7 +269,7 @@ def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Pat
             with (tmp_path / f"node-{number}").open("wb") as output:
                 process = subprocess.Popen(command, env=marked, stdout=output, stderr=output, start_new_session=True)
             stack.callback(process.wait)
-            stack.callback(processes.end, marked[processes.MARK])
+            stack.callback(cluster_processes.end, marked[cluster_processes.MARK])
             wait_for(lambda: nodes_of(env, folder) == number, seconds=60, why=(tmp_path / f"node-{number}").read_text)
 
         add_node(1)

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.data.builtin.digits import digits_folder
-from raydali.host.processes import command_line
+from raydali.host.cluster_processes import command_line
 from raydali.run.data_contents import CONTENTS
 from raydali.run.folder import EPOCHS, RunFolder
 from tests.support.chaos.nodes import Nodes

@@ -1,4 +1,4 @@
-"""This file lets commands examine samples in the process of the test; test_process_pool.py has the child processes."""
+"""This file lets commands examine samples in the process of the test; test_all_samples.py has the child processes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydali.host import process_pool
+from raydali.host import all_samples
 
 
 class Here:
@@ -29,4 +29,4 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def examined_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "Children", Here)
+    monkeypatch.setattr(all_samples, "Children", Here)

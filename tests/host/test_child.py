@@ -94,7 +94,7 @@ import os, sys, threading, time
 from functools import partial
 from pathlib import Path
 from raydali.host.child import Children
-from raydali.host.process_pool import in_processes
+from raydali.host.all_samples import in_processes
 from tests.host.test_child import begin_and_sleep, begin_part
 if sys.argv[2] == "pool":
     work = partial(begin_and_sleep, sys.argv[1])

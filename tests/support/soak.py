@@ -153,7 +153,7 @@ def judged(process: str, figure: str, epochs: Sequence[int], values: Sequence[fl
 
 def _train(options: Soak) -> list[tuple[int, Reading]]:
     """Read the figures after each epoch except the last."""
-    from raydali.host import processes
+    from raydali.host import cluster_processes
     from raydali.launch.driver.job_file import find_job
     from raydali.run.folder import EPOCHS, RunFolder
 
@@ -169,7 +169,7 @@ def _train(options: Soak) -> list[tuple[int, Reading]]:
             driver = subprocess.Popen(
                 command,
                 cwd=storage,
-                env=inherited | {processes.MARK: mark},
+                env=inherited | {cluster_processes.MARK: mark},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -179,7 +179,8 @@ def _train(options: Soak) -> list[tuple[int, Reading]]:
             while driver.poll() is None and time.monotonic() < deadline:
                 done = rows.read_bytes().count(b"\n") if rows.exists() else 0
                 if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:
-                    titles = [(each.pid, processes.command_line(each)) for each in processes.members(mark)]
+                    members = cluster_processes.members(mark)
+                    titles = [(each.pid, cluster_processes.command_line(each)) for each in members]
                     readings.append((done, _reading(driver.pid, titles)))
                     print(f"finished epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
                 time.sleep(POLL_SECONDS)
@@ -188,7 +189,7 @@ def _train(options: Soak) -> list[tuple[int, Reading]]:
                 what = f"ended with {driver.poll()}" if driver.poll() is not None else "is not done in time"
                 raise CommandError(f"the run {what}: raise --timeout, or see:\n{log_tail(log)}")
         finally:
-            processes.end(mark)
+            cluster_processes.end(mark)
             driver.wait()
     return readings
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from raydali.errors import UsageError
+from raydali.host.cluster_processes import command_line
 from raydali.host.interrupts import raise_on_signals
-from raydali.host.processes import command_line
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.ledger import LEDGER, PARTS

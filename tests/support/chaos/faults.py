@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from raydali.host.processes import send
+from raydali.host.cluster_processes import send
 from raydali.report.console import CONTINUES
 from raydali.training.checkpoint_file import FILE_NAME
 from tests.support.chaos.accounting import FaultOutcome, first, reached

@@ -14,7 +14,7 @@ import psutil
 
 from raydali.commands.cluster import HEAD_ENVIRONMENT
 from raydali.errors import CommandError
-from raydali.host.processes import MARK, command_line, kill, members
+from raydali.host.cluster_processes import MARK, command_line, kill, members
 from raydali.output import log_tail
 from tests.support.chaos.virtual_hosts import Host
 from tests.support.cluster import RAY, free_ports

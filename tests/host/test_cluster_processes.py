@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from raydali.host import processes
+from raydali.host import cluster_processes
 
 # The child has neither the mark nor the session, and ignores SIGTERM; its own child stays when it ends.
 CHILD = """
@@ -27,39 +27,39 @@ subprocess.Popen([sys.executable, "-c", {CHILD!r}], env={{}}, start_new_session=
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(cluster_processes, "GRACE_SECONDS", 0.5)
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, processes.MARK: mark}
+    environment = {**os.environ, cluster_processes.MARK: mark}
     process = subprocess.Popen(
         [sys.executable, "-c", HEAD], env=environment, start_new_session=True, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     process.stdout.readline()
     yield mark, process
-    processes.end(mark)
+    cluster_processes.end(mark)
     process.wait()
 
 
 def test_members_are_found_by_mark_and_by_parent(head: tuple[str, subprocess.Popen[bytes]]) -> None:
     mark, process = head
-    found = processes.members(mark)
+    found = cluster_processes.members(mark)
     assert process.pid in {each.pid for each in found} and len(found) == 3
     deadline = time.monotonic() + 30  # the kernel shows an empty command line for a moment after exec
-    while not any("sleep 600" in processes.command_line(each) for each in found):
-        assert time.monotonic() < deadline, [processes.command_line(each) for each in found]
+    while not any("sleep 600" in cluster_processes.command_line(each) for each in found):
+        assert time.monotonic() < deadline, [cluster_processes.command_line(each) for each in found]
         time.sleep(0.01)
-    assert processes.members("another") == []
+    assert cluster_processes.members("another") == []
 
 
 def test_all_of_them_are_ended(head: tuple[str, subprocess.Popen[bytes]]) -> None:
     mark, process = head
-    found = processes.members(mark)
-    assert processes.end(mark) == []
+    found = cluster_processes.members(mark)
+    assert cluster_processes.end(mark) == []
     process.wait(60)
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in found)
-    assert [processes.command_line(each) for each in found] == [""] * 3
+    assert [cluster_processes.command_line(each) for each in found] == [""] * 3
 
 
 def test_a_start_time_is_of_a_living_process() -> None:
-    assert processes.start_ticks(os.getpid()) == processes.start_ticks(os.getpid())
-    assert processes.start_ticks(2**22 + 1) is None
+    assert cluster_processes.start_ticks(os.getpid()) == cluster_processes.start_ticks(os.getpid())
+    assert cluster_processes.start_ticks(2**22 + 1) is None

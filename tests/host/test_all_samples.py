@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from raydali.errors import DataError, UsageError
-from raydali.host.process_pool import SAMPLES_AT_ONCE, in_processes, process_count
+from raydali.host.all_samples import SAMPLES_AT_ONCE, in_processes, process_count
 from raydali.text import plural
 from tests.support.messages import mentioning
 
