@@ -72,7 +72,7 @@ def test_the_page_evaluates_and_predicts(home: Path) -> None:
     code += f"""
 import torch
 from raydali.data.index.files import Files
-from raydali.inference.labeled_data import unlabeled_like
+from raydali.inference.samples import unlabeled_like
 source = unlabeled_like(Files.from_list("/", [{image!r}]), run.classes)
 probabilities = model(pipeline.sample(source, 0, 0)[0][None]).softmax(1)[0]
 print(run.classes[probabilities.argmax()], probabilities.max().item())

@@ -73,7 +73,7 @@ def main(options: Predict) -> None:
     if options.overlays:
         if run.job.task != "segmentation" or run.job.predictions is None:
             raise UsageError("--overlays suits only jobs that predict masks: leave it out")
-        from raydali.inference.kinds.segmentation import Overlays
+        from raydali.inference.task_results.segmentation import Overlays
 
         kind = Overlays(run.job, run.config, run.pipeline, run.job.predictions)
     if output.suffix.lower() not in kind.endings:

@@ -23,9 +23,9 @@ from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.host.hardware import PrecisionName, has_bf16
 from raydali.inference.check import Checked, check_run
-from raydali.inference.kinds.kind import Arrays, Kind
 from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
+from raydali.inference.task_results.task_results import Arrays, TaskResults
 from raydali.inference.trained_run import TrainedRun
 from raydali.training.evaluation.validation import ValidationPass
 from raydali.training.forward_backward import Precision
@@ -40,7 +40,8 @@ class PartResult:
 
     Attributes:
         part: the part.
-        arrays: of all samples that could be read, see `Kind.outputs`; and "ids", int64 (n,). Empty if there are none.
+        arrays: of all samples that could be read, see `TaskResults.outputs`; and "ids", int64 (n,). Empty if there are
+            none.
         broken: path and reason of the other samples, by id.
         seconds: since this worker began, whose start counts too.
         calls: what the job's evaluation has summed and gathered, see `PartWorker`; None if no sample could be read.
@@ -69,7 +70,7 @@ class Inference:
         loader: makes the loader; it takes the arguments of `Loader`.
     """
 
-    kind: Kind
+    kind: TaskResults
     network: nn.Module
     evaluate: Callable[..., Mapping[str, Any]] | None
     source: Source
@@ -204,7 +205,7 @@ def _import_torchvision() -> None:
 
 def checked_inference(
     run: TrainedRun,
-    kind: Kind,
+    kind: TaskResults,
     source: Source,
     classes: Sequence[str],
     options: InferenceOptions,

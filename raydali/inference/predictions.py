@@ -23,8 +23,8 @@ from raydali.data.broken.quarantine import none_read
 from raydali.data.index.source import Source
 from raydali.errors import CommandError, UsageError
 from raydali.inference.engine import PartResult
-from raydali.inference.kinds.kind import Kind
 from raydali.inference.parts import Part
+from raydali.inference.task_results.task_results import TaskResults
 from raydali.run import local_files
 from raydali.text import printable
 
@@ -78,7 +78,7 @@ class Predictions:
     def _path(self, part: Part) -> Path:
         return self._folder / f"part-{part.number:06d}.parquet"
 
-    def write_part(self, result: PartResult, kind: Kind, source: Source, classes: Sequence[str]) -> None:
+    def write_part(self, result: PartResult, kind: TaskResults, source: Source, classes: Sequence[str]) -> None:
         """Write the rows of a part, after the files that belong to them.
 
         Raises:

@@ -23,7 +23,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import ValidationPairs
 from raydali.errors import RaydaliError, UsageError
 from raydali.inference.job_module import FoundRun, found_run
-from raydali.inference.kinds.kind import Columns, Kind
+from raydali.inference.task_results.task_results import Columns, TaskResults
 from raydali.launch.defaults import defaults_of, resolve
 from raydali.run.data_contents import compared_contents
 from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
@@ -94,23 +94,23 @@ class TrainedRun(FoundRun):
         return pipeline
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> TaskResults:
         """The kind of prediction of the job's task; only its module is imported."""
         task, config = self.job.task, self.config
         if task is None:
-            return Kind(self.job, config, self.pipeline)
+            return TaskResults(self.job, config, self.pipeline)
         if task == "video":  # other videos are cut as `open_data` of the job has cut its own
             with suppress(RaydaliError, OSError, AttributeError):
                 names = "sequence_length", "stride", "step"
                 config = replace(config, **{name: getattr(self.data.val, name) for name in names})
         several = task == "classification" and getattr(config, "multi_label", False)
-        place = {"video": "classification", "restoration": "kind"}.get(task, task)
-        module = import_module(f"raydali.inference.kinds.{place}")
-        made: Kind = getattr(module, "MultiLabel" if several else task.capitalize())(self.job, config, self.pipeline)
-        return made
+        place = {"video": "classification", "restoration": "task_results"}.get(task, task)
+        module = import_module(f"raydali.inference.task_results.{place}")
+        kind: type[TaskResults] = getattr(module, "MultiLabel" if several else task.capitalize())
+        return kind(self.job, config, self.pipeline)
 
     @property
-    def predicting(self) -> Kind:
+    def predicting(self) -> TaskResults:
         """The kind that predicts; restored images of jobs of earlier versions, without `predictions`, are PNG files."""
         predictions = self.job.predictions
         if self.job.task == "restoration":
@@ -118,7 +118,7 @@ class TrainedRun(FoundRun):
             if type(self.pipeline) is not ValidationPairs:
                 name = type(self.pipeline).__name__
                 _log.warning("whole images are decoded as ValidationPairs does, and not by %s of the job", name)
-        return self.kind if predictions is None else Kind(self.job, self.config, self.pipeline, predictions)
+        return self.kind if predictions is None else TaskResults(self.job, self.config, self.pipeline, predictions)
 
     @cached_property
     def data(self) -> TrainAndVal[Any]:

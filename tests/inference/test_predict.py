@@ -28,7 +28,7 @@ from raydali.errors import CommandError, DataError, UsageError
 from raydali.host.hardware import has_bf16
 from raydali.inference import predictions
 from raydali.inference.job_module import load_job
-from raydali.inference.labeled_data import unlabeled
+from raydali.inference.samples import unlabeled
 from raydali.inference.trained_run import open_run
 from raydali.run import local_files
 from raydali.run.folder import RunFolder

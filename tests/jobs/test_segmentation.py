@@ -16,13 +16,13 @@ from raydali.commands import evaluate
 from raydali.commands.evaluate import Evaluate
 from raydali.data.builtin.shapes import masked_shapes_folder
 from raydali.errors import UsageError
-from raydali.inference.kinds.segmentation import colour_of
+from raydali.inference.task_results.segmentation import colour_of
 from raydali.inference.trained_run import open_run
 from raydali.launch.driver.command import parse
 from raydali.launch.driver.launcher import launch
 from raydali.report.console import Console
 from tests.data.index.test_masked_images import folders, grey
-from tests.inference.test_kinds import evaluated, predicted
+from tests.inference.test_task_results import evaluated, predicted
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks

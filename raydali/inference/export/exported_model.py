@@ -18,9 +18,9 @@ from raydali.data.tasks.classification import ValidationImages
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from raydali.host.facts import versions
-from raydali.inference.kinds.classification import Classification, MultiLabel
-from raydali.inference.kinds.kind import Restoration
-from raydali.inference.kinds.segmentation import Segmentation
+from raydali.inference.task_results.classification import Classification, MultiLabel
+from raydali.inference.task_results.segmentation import Segmentation
+from raydali.inference.task_results.task_results import Restoration
 from raydali.inference.trained_run import TrainedRun
 from raydali.training.evaluation.restoration import in_8_bits
 from raydali.training.models.normalized import Normalized

@@ -25,7 +25,7 @@ from raydali.inference import workers
 from raydali.inference.engine import Inference, joined
 from raydali.inference.export.exported_model import ImageNetwork
 from raydali.inference.export.formats import Images, Outputs
-from raydali.inference.kinds.classification import THRESHOLD
+from raydali.inference.task_results.classification import THRESHOLD
 from raydali.launch.options import LaunchOptions
 
 SHARE_OF_RANGE = 0.01

@@ -24,7 +24,7 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.data.tasks.restoration import WholeImages
 from raydali.data.tasks.settings import DecoderSettings
 from raydali.errors import UsageError
-from raydali.inference.labeled_data import unlabeled
+from raydali.inference.samples import unlabeled
 from raydali.inference.worst import worst_of
 from raydali.launch.job import Job
 from raydali.text import printable
@@ -36,7 +36,7 @@ Columns = Mapping[str, str | None]
 """How a list is read, by option: "root" and "label_column"."""
 
 
-class Kind:
+class TaskResults:
     """A kind of prediction. This one knows no task: its figures come from the job's evaluation alone.
 
     Args:
@@ -143,7 +143,7 @@ class Kind:
         return pa.table({name: [value for batch in columns for value in batch[name]] for name in columns[0]})
 
 
-class Restoration(Kind):
+class Restoration(TaskResults):
     """Restored images; the outputs are their figures against the targets."""
 
     noun = "pair"

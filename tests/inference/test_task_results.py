@@ -24,7 +24,7 @@ from raydali.data.builtin.moving_discs import moving_discs_folder
 from raydali.data.builtin.shapes import shapes_folder
 from raydali.data.index.coco_folder import one_split
 from raydali.errors import CommandError, UsageError
-from raydali.inference.kinds.detection import Detection
+from raydali.inference.task_results.detection import Detection
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST

@@ -16,8 +16,8 @@ from raydali.data.index.files import absolute
 from raydali.data.index.masked_images import IGNORED, MaskedImages
 from raydali.data.load.loader import Batch
 from raydali.data.read.storage import is_folder
-from raydali.inference.kinds.kind import Arrays, Columns, Kind
-from raydali.inference.labeled_data import labels_among
+from raydali.inference.samples import labels_among
+from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.training.evaluation.segmentation import confusion, encoded
 
@@ -25,7 +25,7 @@ _NAMED = 3
 """Classes that are named below each of the worst images."""
 
 
-class Segmentation(Kind):
+class Segmentation(TaskResults):
     """Images with masks; the outputs are the confusions of each image, and its predicted mask."""
 
     noun = "image"
@@ -83,7 +83,7 @@ class Segmentation(Kind):
         return np.concatenate([panel[:height, :width] for panel in (pixels, *masks)], 1).astype(np.uint8)
 
 
-class Overlays(Kind):
+class Overlays(TaskResults):
     """Predicted masks, and with each its image, mixed with the colours of its classes; class 0 has none."""
 
     def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from raydali.data.index.labeled import IMAGE_EXTENSIONS
 from raydali.data.load.loader import Batch
 from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.extras import require_extra
-from raydali.inference.kinds.kind import Arrays, Columns, Kind
-from raydali.inference.labeled_data import labels_among
+from raydali.inference.samples import labels_among
+from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.text import printable, summarize
 from raydali.training.evaluation.detection import Found, coco_metrics, in_originals
@@ -31,7 +31,7 @@ _TRUE, _FOUND = (63, 185, 80), (255, 82, 82)
 METRICS = "map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100"
 
 
-class Detection(Kind):
+class Detection(TaskResults):
     """Images with boxes; the outputs are the boxes found in each, in pixels of the original."""
 
     noun = "image"

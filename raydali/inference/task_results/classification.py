@@ -13,8 +13,8 @@ from raydali.data.index.formats import unlabeled_files
 from raydali.data.index.labeled import LabeledSource
 from raydali.data.load.loader import Batch
 from raydali.data.video.clips import EXTENSIONS, VideoClips, scan_videos
-from raydali.inference.kinds.kind import Arrays, Columns, Kind
-from raydali.inference.labeled_data import labeled_like, unlabeled, unlabeled_like
+from raydali.inference.samples import labeled_like, unlabeled, unlabeled_like
+from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.text import printable
 
@@ -27,7 +27,7 @@ THRESHOLD = 0.5
 """Probability above which an image is said to have a label."""
 
 
-class Classification(Kind):
+class Classification(TaskResults):
     """Images with one class each; the outputs are the five most probable classes of each."""
 
     noun = "image"
@@ -98,7 +98,7 @@ class MultiLabel(Classification):
         return pa.table({"path": _paths(source, arrays["ids"]), "labels": labels} | of_labels)
 
 
-class Video(Kind):
+class Video(TaskResults):
     """Videos with one class each; the outputs are the probabilities of all classes for each clip.
 
     The probabilities of the clips of a video are averaged.
@@ -106,7 +106,7 @@ class Video(Kind):
 
     noun = "clip"
     endings = (".csv", ".parquet")
-    legend = f"The middle frames of the first clips. {Kind.legend}"
+    legend = f"The middle frames of the first clips. {TaskResults.legend}"
 
     def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> VideoClips:
         return self._clips(labeled_like(data, self.config, classes, columns, scan_videos))
