@@ -68,12 +68,10 @@ def test_the_page_evaluates_and_predicts(home: Path) -> None:
     assert "5.jpg" in (home / "predictions.csv.broken.csv").read_text()
 
     (code,) = blocks("python")
-    image = f"{home}/new-pictures/sub/0.jpg"
     code += f"""
 import torch
-from raydali.data.index.files import Files
-from raydali.inference.samples import unlabeled_like
-source = unlabeled_like(Files.from_list("/", [{image!r}]), run.classes)
+from raydali.inference.samples import unlabeled_samples
+source, _ = unlabeled_samples(run, "{home}/new-pictures")
 probabilities = model(pipeline.sample(source, 0, 0)[0][None]).softmax(1)[0]
 print(run.classes[probabilities.argmax()], probabilities.max().item())
 """

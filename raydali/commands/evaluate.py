@@ -63,16 +63,18 @@ def main(options: Evaluate) -> None:
     from raydali.inference import workers
     from raydali.inference.check import beside_run
     from raydali.inference.engine import checked_inference, joined
+    from raydali.inference.samples import labeled_samples
+    from raydali.inference.task_results.task_results import results_class
     from raydali.inference.trained_run import open_run
     from raydali.inference.worst import worst_sheet
 
     run = open_run(run_and_job, options.checkpoint)
-    source, classes = run.labeled_samples(options.data, columns)
+    task_results = results_class(run)(run, *labeled_samples(run, options.data, **columns))
     own = options.data is None
-    inference, checked = checked_inference(run, run.kind, source, classes, options, evaluates=True, own_data=own)
+    inference, checked = checked_inference(run, task_results, options, evaluates=True, own_data=own)
     results = [*workers.results(inference, inference.parts, placement)]
     every, metrics = joined(results), inference.metrics(results)
-    evaluation = run.kind.evaluation(every.arrays, source, classes)
+    evaluation = task_results.evaluation(every.arrays)
     result: dict[str, Any] = {
         "run": str(run.folder),
         "weights": run.weights.origin,
@@ -90,14 +92,14 @@ def main(options: Evaluate) -> None:
         result["beside_run"] = beside_run(run, metrics)
     if options.json is not None:
         write_json(result, options.json)
-    facts = [f"{run.weights.origin} on {result['data'] or 'the built-in data'}", run.kind.legend]
-    draw = partial(run.kind.picture, source, arrays=every.arrays)
+    facts = [f"{run.weights.origin} on {result['data'] or 'the built-in data'}", task_results.legend]
+    draw = partial(task_results.picture, arrays=every.arrays)
     page = _keep(run.folder, result, worst_sheet(result["worst"], draw, run.folder.name, facts))
-    _print(result, run.kind.noun)
+    _print(result, task_results.noun)
     if page is not None:
         print(page)
     if every.broken:
-        raise CommandError(f"all figures leave out {plural(len(every.broken), run.kind.noun)} that cannot be read")
+        raise CommandError(f"all figures leave out {plural(len(every.broken), task_results.noun)} that cannot be read")
 
 
 def _print(result: Mapping[str, Any], noun: str) -> None:

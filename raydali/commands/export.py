@@ -77,6 +77,8 @@ def main(options: Export) -> None:
     from raydali.inference.export.exported_model import exported_model
     from raydali.inference.export.formats import FORMATS
     from raydali.inference.export.proof import LEAST, agreement, images_for, prove, suffices
+    from raydali.inference.samples import labeled_samples
+    from raydali.inference.task_results.task_results import results_class
     from raydali.inference.trained_run import open_run
 
     format = FORMATS[options.to]
@@ -84,11 +86,12 @@ def main(options: Export) -> None:
         require_extra("export", module, f"files in {ENDINGS[options.to]}")
     set_max_connections()  # before the exporters initialise CUDA
     run = open_run(run_and_job, options.checkpoint)
-    every, classes = run.labeled_samples(options.data, {})
+    every, classes = labeled_samples(run, options.data)
     source = _some(every, options.images)
-    inference, checked = checked_inference(run, run.kind, source, classes, options)
+    task_results = results_class(run)(run, source, classes)
+    inference, checked = checked_inference(run, task_results, options)
     print(checked.text)
-    model = exported_model(run, inference.network, classes, source)
+    model = exported_model(run, inference.network, task_results)
     model = replace(model, facts={**model.facts, "checked": checked.text})
     try:
         content = format.content(replace(model, size=None))

@@ -66,22 +66,23 @@ def main(options: Predict) -> None:
     from raydali.inference import workers
     from raydali.inference.engine import checked_inference
     from raydali.inference.predictions import Predictions
+    from raydali.inference.samples import unlabeled_samples
+    from raydali.inference.task_results.task_results import predictions_class
     from raydali.inference.trained_run import open_run
 
     run = open_run(run_and_job, options.checkpoint)
-    kind = run.predicting
+    wanted = predictions_class(run)
     if options.overlays:
         if run.job.task != "segmentation" or run.job.predictions is None:
             raise UsageError("--overlays suits only jobs that predict masks: leave it out")
         from raydali.inference.task_results.segmentation import Overlays
 
-        kind = Overlays(run.job, run.config, run.pipeline, run.job.predictions)
-    if output.suffix.lower() not in kind.endings:
-        wanted = " or ".join(ending or "a folder" for ending in kind.endings)
-        raise UsageError(f"--output {options.output} does not suit this job, which writes {wanted}: give another one")
-    classes = run.labeled_samples(None, {})[1] if run.classes is None else run.classes
-    source = kind.open_unlabeled(options.data, options.root, classes)
-    inference, checked = checked_inference(run, kind, source, classes, options)
+        wanted = Overlays
+    if output.suffix.lower() not in wanted.endings:
+        forms = " or ".join(ending or "a folder" for ending in wanted.endings)
+        raise UsageError(f"--output {options.output} does not suit this job, which writes {forms}: give another one")
+    task_results = wanted(run, *unlabeled_samples(run, options.data, options.root))
+    inference, checked = checked_inference(run, task_results, options)
     print(checked.text)
     predictions = Predictions(output, _identity(run, inference))
     parts, missing = inference.parts, predictions.missing(inference.parts)
@@ -92,17 +93,18 @@ def main(options: Predict) -> None:
         writing = writer.submit(lambda: None)
         for result in workers.results(inference, missing, placement):
             writing.result()
-            writing = writer.submit(predictions.write_part, result, kind, source, classes)
+            writing = writer.submit(predictions.write_part, result, task_results)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)
             precision = result.precision
         writing.result()
+    classes, noun = task_results.classes, task_results.noun
     ids = run.facts.get("category_ids", range(1, len(classes) + 1))  # in COCO's annotations, if the run knows them
     rows, broken = predictions.join(parts, dict(zip(classes, ids, strict=True)))
-    rate = f", {rate_text(done / seconds)} {kind.noun}s/s in {precision}" if done else ""
-    print(f"{options.output}: {plural(rows, 'row')} of {plural(len(source), kind.noun)}{rate}")
+    rate = f", {rate_text(done / seconds)} {noun}s/s in {precision}" if done else ""
+    print(f"{options.output}: {plural(rows, 'row')} of {plural(len(task_results.source), noun)}{rate}")
     if broken:
         raise CommandError(
-            f"{plural(len(broken), kind.noun)} cannot be read, see {options.output}.broken.csv: "
+            f"{plural(len(broken), noun)} cannot be read, see {options.output}.broken.csv: "
             f"{summarize(path for path, _ in broken)}"
         )
 
@@ -111,12 +113,12 @@ def _identity(run: "TrainedRun", inference: "Inference") -> dict[str, Any]:
     """Return what the predictions depend on."""
     from raydali.run.data_contents import contents_digest
 
-    source = inference.source
+    task_results, source = inference.task_results, inference.task_results.source
     return {
         "run": str(run.folder),
         "weights": run.weights.sha256,
         "samples": [str(source), len(source), source.fingerprint, contents_digest(source)],
         "batch size": inference.batch_size,
         "precision": inference.precision,
-        "settings": f"{type(inference.kind).__name__} {inference.kind.pipeline!r}",
+        "settings": f"{type(task_results).__name__} {task_results.pipeline!r}",
     }

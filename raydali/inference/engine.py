@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raydali.data.broken.quarantine import Quarantine, none_read
-from raydali.data.index.source import Source
 from raydali.data.load.loader import Batch, Loader
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
@@ -61,19 +60,17 @@ class Inference:
     """A network with its samples, on its way to a worker.
 
     Attributes:
-        kind: what is made of its outputs; has the pipeline of the samples.
+        task_results: what is made of its outputs; has the samples and their pipeline.
         network: on the CPU; it takes what the loader delivers.
         evaluate: the job's evaluation, which takes network and ValidationPass; None: only outputs are computed.
-        source: the samples.
         batch_size: samples of a batch.
         precision: of the forward pass.
         loader: makes the loader; it takes the arguments of `Loader`.
     """
 
-    kind: TaskResults
+    task_results: TaskResults
     network: nn.Module
     evaluate: Callable[..., Mapping[str, Any]] | None
-    source: Source
     batch_size: int
     precision: PrecisionName | None
     loader: Callable[..., Loader]
@@ -81,7 +78,7 @@ class Inference:
     @cached_property
     def parts(self) -> list[Part]:
         """All parts of the source."""
-        return cut(len(self.source), self.batch_size, self.kind.edges(self.source))
+        return cut(len(self.task_results.source), self.batch_size, self.task_results.edges())
 
     def results(self, parts: Sequence[Part], device: torch.device, cpus: int) -> Iterator[PartResult]:
         """Yield the results of some parts; samples that cannot be read are left out, and told.
@@ -94,13 +91,14 @@ class Inference:
         began = time.perf_counter()
         # The first batch must be the largest: DALI's pipelines are built for it.
         in_order = sorted(parts, key=lambda part: -min(len(part.ids), self.batch_size))
-        order = PartByPart(samples=len(self.source), batch_size=self.batch_size, parts=in_order)
+        source = self.task_results.source
+        order = PartByPart(samples=len(source), batch_size=self.batch_size, parts=in_order)
         quarantine = Quarantine(order.samples)
         name = self._precision(device)
         precision = Precision(name, device)
         network = self.network.to(device).eval()
         options: dict[str, Any] = {"device": device, "threads": cpus, "quarantine": lambda _: quarantine}
-        with self.loader(self.source, self.kind.pipeline, order, **options) as loader:
+        with self.loader(source, self.task_results.pipeline, order, **options) as loader:
             groups = groupby(loader, lambda batch: batch.micro_batch.step)
             step, batches = next(groups, (None, iter(())))
             for place, part in enumerate(in_order):
@@ -131,15 +129,15 @@ class Inference:
                 with torch.inference_mode():
                     if not newest:
                         with precision.autocast():
-                            network(batch[self.kind.pipeline.outputs[0]])
-                    collected.append((batch.ids, self.kind.outputs(newest[-1], batch, self.source)))
+                            network(batch[self.task_results.pipeline.outputs[0]])
+                    collected.append((batch.ids, self.task_results.outputs(newest[-1], batch)))
 
         with network.register_forward_hook(lambda _, __, outputs: newest.append(outputs)):
             if self.evaluate is None:
                 for _ in with_outputs():
                     pass
             else:
-                self.evaluate(network, ValidationPass(with_outputs(), self.source, worker, precision))
+                self.evaluate(network, ValidationPass(with_outputs(), self.task_results.source, worker, precision))
         return worker.calls
 
     def _precision(self, device: torch.device) -> PrecisionName:
@@ -153,7 +151,7 @@ class Inference:
         assert self.evaluate is not None, "evaluation"
         ordered = sorted(results, key=lambda result: result.part.number)
         worker = PartWorker(torch.device("cpu"), [result.calls for result in ordered if result.calls is not None])
-        nothing = ValidationPass((), self.source, worker, Precision("fp32", worker.device))
+        nothing = ValidationPass((), self.task_results.source, worker, Precision("fp32", worker.device))
         figures = self.evaluate(self.network, nothing)
         return {name: value for name, value in figures.items() if name != "seconds"}
 
@@ -205,9 +203,7 @@ def _import_torchvision() -> None:
 
 def checked_inference(
     run: TrainedRun,
-    kind: TaskResults,
-    source: Source,
-    classes: Sequence[str],
+    task_results: TaskResults,
     options: InferenceOptions,
     *,
     evaluates: bool = False,
@@ -217,9 +213,7 @@ def checked_inference(
 
     Args:
         run: the trained run.
-        kind: what is made of the outputs.
-        source: the samples.
-        classes: in the order of the model's outputs; none if it has no output for each.
+        task_results: what is made of the outputs for the samples.
         options: how the model runs.
         evaluates: whether the job's evaluation is computed.
         own_data: whether the samples must be those that the run validated.
@@ -232,11 +226,10 @@ def checked_inference(
     # In a container, PyTorch would start a thread for each core of the machine.
     torch.set_num_threads(min(torch.get_num_threads(), options.cpus_per_worker or usable_cores()))
     inference = Inference(
-        kind=kind,
-        network=run.network(len(classes)),
+        task_results=task_results,
+        network=run.network(len(task_results.classes)),
         evaluate=partial(run.job.evaluate, run.config) if evaluates else None,
-        source=source,
-        batch_size=kind.batch_size or options.batch_size or run.config.batch_size,
+        batch_size=task_results.batch_size or options.batch_size or run.config.batch_size,
         precision=options.precision or run.config.precision,
         loader=partial(run.make_loader, options.loader or default_loader()),
     )

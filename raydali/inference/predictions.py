@@ -20,7 +20,6 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from raydali.data.broken.quarantine import none_read
-from raydali.data.index.source import Source
 from raydali.errors import CommandError, UsageError
 from raydali.inference.engine import PartResult
 from raydali.inference.parts import Part
@@ -78,7 +77,7 @@ class Predictions:
     def _path(self, part: Part) -> Path:
         return self._folder / f"part-{part.number:06d}.parquet"
 
-    def write_part(self, result: PartResult, kind: TaskResults, source: Source, classes: Sequence[str]) -> None:
+    def write_part(self, result: PartResult, task_results: TaskResults) -> None:
         """Write the rows of a part, after the files that belong to them.
 
         Raises:
@@ -87,7 +86,7 @@ class Predictions:
         rows = pa.table({})
         with self._writing():
             if result.arrays:
-                rows, files = kind.table(result.arrays, source, classes), result.arrays.get("files", [])
+                rows, files = task_results.table(result.arrays), result.arrays.get("files", [])
                 if bool(files) == bool(self.output.suffix):
                     wanted = "a folder" if files else "a file that ends in .csv or .parquet"
                     shutil.rmtree(self._folder)

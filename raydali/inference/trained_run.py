@@ -2,42 +2,31 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from importlib import import_module
-from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from raydali.data.index.formats import check_column_options
-from raydali.data.index.source import Source, TrainAndVal, classes_of
+from raydali.data.index.source import TrainAndVal
 from raydali.data.load.loader import Loader
 from raydali.data.load.make import make_loader
 from raydali.data.read.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
-from raydali.data.tasks.restoration import ValidationPairs
-from raydali.errors import RaydaliError, UsageError
+from raydali.errors import UsageError
 from raydali.inference.job_module import FoundRun, found_run
-from raydali.inference.task_results.task_results import Columns, TaskResults
 from raydali.launch.defaults import defaults_of, resolve
-from raydali.run.data_contents import compared_contents
 from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_REFERENCE
-from raydali.text import error_line, summarize
+from raydali.text import error_line
 from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.training.evaluation.reference import Reference
-from raydali.training.evaluation.restoration import restored_files
 from raydali.training.weights.reading import read_state
 
 Checkpoint = Literal["best", "newest"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,33 +83,6 @@ class TrainedRun(FoundRun):
         return pipeline
 
     @cached_property
-    def kind(self) -> TaskResults:
-        """The kind of prediction of the job's task; only its module is imported."""
-        task, config = self.job.task, self.config
-        if task is None:
-            return TaskResults(self.job, config, self.pipeline)
-        if task == "video":  # other videos are cut as `open_data` of the job has cut its own
-            with suppress(RaydaliError, OSError, AttributeError):
-                names = "sequence_length", "stride", "step"
-                config = replace(config, **{name: getattr(self.data.val, name) for name in names})
-        several = task == "classification" and getattr(config, "multi_label", False)
-        place = {"video": "classification", "restoration": "task_results"}.get(task, task)
-        module = import_module(f"raydali.inference.task_results.{place}")
-        kind: type[TaskResults] = getattr(module, "MultiLabel" if several else task.capitalize())
-        return kind(self.job, config, self.pipeline)
-
-    @property
-    def predicting(self) -> TaskResults:
-        """The kind that predicts; restored images of jobs of earlier versions, without `predictions`, are PNG files."""
-        predictions = self.job.predictions
-        if self.job.task == "restoration":
-            predictions = predictions or restored_files
-            if type(self.pipeline) is not ValidationPairs:
-                name = type(self.pipeline).__name__
-                _log.warning("whole images are decoded as ValidationPairs does, and not by %s of the job", name)
-        return self.kind if predictions is None else TaskResults(self.job, self.config, self.pipeline, predictions)
-
-    @cached_property
     def data(self) -> TrainAndVal[Any]:
         """The training and the validation set, as the job opens them.
 
@@ -128,41 +90,6 @@ class TrainedRun(FoundRun):
             UsageError: they cannot be opened.
         """
         return self.job.open_data(self.config)
-
-    def labeled_samples(self, data: str | None, given: Columns) -> tuple[Source, tuple[str, ...]]:
-        """Return samples with their truth, and the classes in the order of the model's outputs.
-
-        Args:
-            data: what the user gives. None: the validation samples of the run, as its job opens them.
-            given: what the user gives for lists.
-
-        Raises:
-            UsageError: they cannot be opened, or have other classes than the run.
-        """
-        if data is not None:
-            check_column_options(data, root=given.get("root"), label_column=given.get("label_column"))
-            source = self.kind.open_labeled(data, self.classes, given)
-            self._warn_of_changes(source)
-            classes = classes_of(source)
-            if self.classes and classes and self.classes != classes:
-                differ = [f"{i}: {a!r}, {b!r}" for i, (a, b) in enumerate(zip_longest(self.classes, classes)) if a != b]
-                raise UsageError(
-                    f"the classes of the run {self.folder} and of {data} differ ({summarize(differ)}): give data with "
-                    "the classes of the run, in their order"
-                )
-            return source, classes if self.classes is None else self.classes
-        train, classes = self.data.train, classes_of(self.data.train)
-        if self.classes is not None and self.classes != classes:
-            raise UsageError(f"{train} has other classes than the run {self.folder} had: give --data")
-        if self.settings.get("fingerprint") not in (None, train.fingerprint):
-            _log.warning("%s is not what %s was trained on: it may have seen validation samples", train, self.folder)
-        self._warn_of_changes(train, self.data.val)
-        return self.data.val, classes
-
-    def _warn_of_changes(self, *sources: Source) -> None:
-        """Warn of samples with names and labels of the run whose files have changed; others are other data."""
-        if changed := compared_contents(self.folder, sources)[0]:
-            _log.warning("files have other contents than when %s read them: %s", self.folder, changed)
 
     @property
     def make_loader(self) -> Callable[..., Loader]:

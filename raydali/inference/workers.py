@@ -53,7 +53,7 @@ def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions)
         if time.monotonic() - printed >= LINE_SECONDS:
             printed = time.monotonic()
             rate = rate_text(done / max(result.seconds, 1e-9))
-            print(f"{done:,} of {plural(total, inference.kind.noun)}, {rate}/s", file=sys.stderr)
+            print(f"{done:,} of {plural(total, inference.task_results.noun)}, {rate}/s", file=sys.stderr)
         yield result
 
 

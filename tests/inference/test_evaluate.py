@@ -29,6 +29,7 @@ from raydali.commands.evaluate import Evaluate
 from raydali.data.builtin.digits import digits_folder
 from raydali.data.index.labeled import LabeledFiles
 from raydali.errors import CommandError, DataError, UsageError
+from raydali.inference.samples import labeled_samples
 from raydali.inference.trained_run import open_run
 from raydali.run.data_contents import compared_contents, write_contents
 from raydali.run.folder import RunFolder
@@ -242,15 +243,15 @@ def test_data_that_have_changed_under_their_names_are_warned_of(
     opened = open_run(str(tmp_path / "run"))
     write_contents(opened.folder, compared_contents(opened.folder, [LabeledFiles.scan(str(data / "val"))])[1])
     val = tmp_path / "data" / "val"
-    opened.labeled_samples(str(tmp_path / "data"), {})
+    labeled_samples(opened, str(tmp_path / "data"))
     assert not caplog.messages
     first, other = min((val / "0").iterdir()), min((val / "1").iterdir())
     first.write_bytes(other.read_bytes())
-    opened.labeled_samples(str(tmp_path / "data"), {})
+    labeled_samples(opened, str(tmp_path / "data"))
     (warning,) = caplog.messages
     assert mentions(warning, f"{opened.folder} 1 120 files {first}")
     (val / "2" / "new.jpg").write_bytes(other.read_bytes())  # samples of another name are other data
-    opened.labeled_samples(str(tmp_path / "data"), {})
+    labeled_samples(opened, str(tmp_path / "data"))
     assert len(caplog.messages) == 1
 
 
@@ -347,7 +348,7 @@ def test_a_set_without_val(untrained: RunFolder, tmp_path: Path, splits: tuple[s
 def test_a_class_without_samples_need_not_be_one_of_the_run(untrained: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(Path(digits_folder(), "val/3"), tmp_path / "data/3")
     (tmp_path / "data/a lynx").mkdir()
-    source, classes = open_run(str(untrained)).labeled_samples(str(tmp_path / "data"), {})
+    source, classes = labeled_samples(open_run(str(untrained)), str(tmp_path / "data"))
     assert isinstance(source, LabeledFiles) and source.classes == classes
     assert {*source.labels.tolist()} == {classes.index("3")}
 

@@ -18,6 +18,7 @@ from raydali.commands.predict import Predict
 from raydali.commands.preview import Preview
 from raydali.data.builtin.digits import digits_folder
 from raydali.errors import UsageError
+from raydali.inference.samples import labeled_samples
 from raydali.inference.trained_run import open_run
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
@@ -94,7 +95,7 @@ def test_data_of_other_classes_are_refused(tmp_path: Path) -> None:
             shutil.copytree(Path(digits_folder(), "val", name), tmp_path / "data" / split / name)
     job = changed_copy("imagenet", {'    task="classification",\n': ""}, tmp_path)
     with pytest.raises(UsageError, match=mentioning(f"{tmp_path}/data '2' None")):
-        open_run(str(run), job=str(job)).labeled_samples(str(tmp_path / "data"), {})
+        labeled_samples(open_run(str(run), job=str(job)), str(tmp_path / "data"))
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from raydali.errors import CommandError, DataError, UsageError
 from raydali.host.hardware import has_bf16
 from raydali.inference import predictions
 from raydali.inference.job_module import load_job
-from raydali.inference.samples import unlabeled
+from raydali.inference.samples import unlabeled_samples
 from raydali.inference.trained_run import open_run
 from raydali.run import local_files
 from raydali.run.folder import RunFolder
@@ -146,7 +146,7 @@ def test_the_precision_is_said_and_fp32_is_exact(
     predict.main(options(run, tmp_path / "digits", tmp_path / "fp32.csv", precision="fp32"))
     assert " in fp32" in capsys.readouterr().out
     opened = open_run(str(run))
-    source = unlabeled(str(tmp_path / "digits"), opened.config, CLASSES)
+    source, _ = unlabeled_samples(opened, str(tmp_path / "digits"))
     pixels = torch.stack([opened.pipeline.sample(source, id, 0)[0] for id in range(len(digits))])
     with torch.inference_mode():
         wanted = opened.network(10)(pixels).softmax(1).max(1).values

@@ -161,7 +161,7 @@ def test_boxes(shapes_run: RunFolder) -> None:
     assert all(each["loss"] is None for each in found["worst"])
 
 
-def test_perfect_boxes_and_their_mistakes() -> None:
+def test_perfect_boxes_and_their_mistakes(shapes_run: RunFolder) -> None:
     """Of each annotation a box; then without the first, with one of another class, and with one that is there twice."""
     source = one_split(shapes_folder(), "val")
     arrays = {
@@ -171,8 +171,8 @@ def test_perfect_boxes_and_their_mistakes() -> None:
         "scores": np.linspace(0.6, 0.9, len(source.boxes), dtype=np.float32),
         "labels": source.labels,
     }
-    evaluation = Detection(detection.JOB, detection.SHAPES, detection.val_pipeline(detection.SHAPES)).evaluation
-    perfect = evaluation(arrays, source, source.classes)
+    evaluation = Detection(open_run(str(shapes_run)), source, source.classes).evaluation
+    perfect = evaluation(arrays)
     assert perfect["metrics"]["map"] == pytest.approx(1) and not perfect["worst"]
     assert [row["map"] for row in perfect["classes"]] == [pytest.approx(1)] * 3
 
@@ -184,7 +184,7 @@ def test_perfect_boxes_and_their_mistakes() -> None:
              (("boxes", source.boxes), ("scores", scores), ("labels", labels))}  # fmt: skip
     counts = arrays["counts"].copy()
     counts[3] += 1
-    worst = evaluation(arrays | again | {"counts": counts}, source, source.classes)["worst"]
+    worst = evaluation(arrays | again | {"counts": counts})["worst"]
     assert {(each["id"], each["predicted"]) for each in worst} == {
         (1, "1 missed, 0 false"),
         (2, "1 missed, 1 false"),

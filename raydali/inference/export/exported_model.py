@@ -6,21 +6,20 @@ segmentation                  images (N, 3, H, W) --> normalise, model --> score
 any other network             images (N, 3, H, W), resized and cropped already --> network --> its outputs
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from raydali.data.index.source import Source
 from raydali.data.tasks.classification import ValidationImages
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.errors import UsageError
 from raydali.host.facts import versions
 from raydali.inference.task_results.classification import Classification, MultiLabel
 from raydali.inference.task_results.segmentation import Segmentation
-from raydali.inference.task_results.task_results import Restoration
+from raydali.inference.task_results.task_results import Restoration, TaskResults
 from raydali.inference.trained_run import TrainedRun
 from raydali.training.evaluation.restoration import in_8_bits
 from raydali.training.models.normalized import Normalized
@@ -180,14 +179,13 @@ class ExportedModel:
     size: tuple[int, int] | None = None
 
 
-def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], source: Source) -> ExportedModel:
+def exported_model(run: TrainedRun, network: nn.Module, task_results: TaskResults) -> ExportedModel:
     """Put a network between 8-bit images and answers.
 
     Args:
         run: the trained run.
         network: the run's, see `TrainedRun.network`; on the CPU.
-        classes: in the order of its outputs.
-        source: samples, of which the first one shows what the job's validation pipeline makes.
+        task_results: its task; the first one of the samples shows what the job's validation pipeline makes.
 
     Raises:
         UsageError: it takes or returns something else.
@@ -200,22 +198,26 @@ def exported_model(run: TrainedRun, network: nn.Module, classes: Sequence[str], 
         "model": getattr(run.config, "model", type(network).__name__),
         "input": "uint8 RGB images (N, 3, H, W), upright as EXIF says; all of a batch have one size",
     }
-    if isinstance(run.kind, Restoration):
+    if isinstance(task_results, Restoration):
         return ExportedModel(restorer(network), facts | {"output": "uint8 RGB images (N, 3, H, W)"})
-    if isinstance(run.kind, Segmentation):
-        facts |= {"output": "scores (N, C, H, W) of classes", "classes": list(classes), **_normalisation(network)}
+    if isinstance(task_results, Segmentation):
+        facts |= {
+            "output": "scores (N, C, H, W) of classes",
+            "classes": list(task_results.classes),
+            **_normalisation(network),
+        }
         return ExportedModel(segmenter(network).eval(), facts)
-    if not isinstance(run.kind, Classification) or type(run.pipeline) is not ValidationImages:
-        example = run.pipeline.sample(source, 0, 0)[0]
+    if not isinstance(task_results, Classification) or type(run.pipeline) is not ValidationImages:
+        example = run.pipeline.sample(task_results.source, 0, 0)[0]
         made = plain(network, example).eval()
         height, width = example.shape[-2:]
         facts["input"] = f"uint8 RGB images (N, 3, {height}, {width}), resized and cropped already"
         return ExportedModel(made, facts | {"output": ", ".join(made.outputs)}, (height, width))
-    several = isinstance(run.kind, MultiLabel)
+    several = isinstance(task_results, MultiLabel)
     crop = CentreCrop(run.pipeline.shorter_side, run.pipeline.image_size, run.pipeline.interpolation)
     facts |= {
         "output": "probabilities (N, C) of labels, each from 0 to 1" if several else "probabilities (N, C) of classes",
-        "classes": list(classes),
+        "classes": list(task_results.classes),
         "resize_size": crop.shorter_side,
         "image_size": crop.side,
         "interpolation": crop.interpolation,

@@ -1,6 +1,6 @@
 """Predicts and evaluates one class for each image or video, or several labels for each image."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from raydali.data.index.formats import unlabeled_files
 from raydali.data.index.labeled import LabeledSource
 from raydali.data.load.loader import Batch
-from raydali.data.video.clips import EXTENSIONS, VideoClips, scan_videos
-from raydali.inference.samples import labeled_like, unlabeled, unlabeled_like
-from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
+from raydali.data.video.clips import VideoClips
+from raydali.inference.task_results.task_results import Arrays, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.text import printable
 
@@ -32,14 +30,9 @@ class Classification(TaskResults):
 
     noun = "image"
     endings = (".csv", ".parquet")
+    source: LabeledSource
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> LabeledSource:
-        return labeled_like(data, self.config, classes, columns)
-
-    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> LabeledSource:
-        return unlabeled(data, self.config, classes, root)
-
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
         """Return "best" (n, 5) int32, classes by falling probability, "probabilities" (n, 5), and "losses" (n,)."""
         logits = raw.float()
         best = logits.topk(min(BEST, logits.shape[1])).indices
@@ -47,13 +40,13 @@ class Classification(TaskResults):
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"best": best.int(), "probabilities": probabilities, "losses": losses}
 
-    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> dict[str, Any]:
+    def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute figures of each class, the confusion matrix and the calibration error."""
-        return evaluate_classes(arrays, source.labels[arrays["ids"]], classes, source.path, "images")
+        return evaluate_classes(arrays, self.source, self.classes, "images")
 
-    def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
+    def table(self, arrays: Arrays) -> pa.Table:
         """Return a row for each image: path, label, probability, and the next four."""
-        return pa.table({"path": _paths(source, arrays["ids"])} | _best_columns(arrays, classes))
+        return pa.table({"path": _paths(self.source, arrays["ids"])} | _best_columns(arrays, self.classes))
 
 
 class MultiLabel(Classification):
@@ -61,17 +54,17 @@ class MultiLabel(Classification):
 
     legend = "Below each: its labels, those that the model gives a probability above 0.5, and the loss."
 
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
         """Return "probabilities" (n, C) and "losses" (n,), the mean binary cross-entropy over labels."""
         logits = raw.float()
         losses = F.binary_cross_entropy_with_logits(logits, batch["labels"].float(), reduction="none").mean(1)
         return {"probabilities": logits.sigmoid(), "losses": losses}
 
-    def evaluation(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> dict[str, Any]:
+    def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute the calibration error, and the figures of each label."""
         from torchmetrics.functional.classification import binary_average_precision
 
-        truth, probabilities = source.labels[arrays["ids"]], arrays["probabilities"]
+        classes, truth, probabilities = self.classes, self.source.labels[arrays["ids"]], arrays["probabilities"]
         predicted = probabilities > THRESHOLD
         rows = []
         for name, scores, of_label, right in zip(classes, probabilities.T, truth.T, predicted.T, strict=True):
@@ -86,16 +79,16 @@ class MultiLabel(Classification):
         def words(place: int) -> tuple[str, str]:
             return _names(classes, truth[place] == 1) or "none", _names(classes, predicted[place]) or "none"
 
-        worst = worst_of(arrays, arrays["losses"], source.path, words)
+        worst = worst_of(arrays, arrays["losses"], self.source.path, words)
         return {"metrics": {"calibration_error": error}, "classes": rows, "worst": worst}
 
-    def table(self, arrays: Arrays, source: LabeledSource, classes: Sequence[str]) -> pa.Table:
+    def table(self, arrays: Arrays) -> pa.Table:
         """Return a row for each image: path, its labels, joined by semicolons, and the probability of each label."""
         probabilities = arrays["probabilities"]
-        classes = [*map(printable, classes)]
+        classes = [*map(printable, self.classes)]
         labels = [_names(classes, mask, ";") for mask in probabilities > THRESHOLD]
         of_labels = {f"probability of {name}": column for name, column in zip(classes, probabilities.T, strict=True)}
-        return pa.table({"path": _paths(source, arrays["ids"]), "labels": labels} | of_labels)
+        return pa.table({"path": _paths(self.source, arrays["ids"]), "labels": labels} | of_labels)
 
 
 class Video(TaskResults):
@@ -106,57 +99,46 @@ class Video(TaskResults):
 
     noun = "clip"
     endings = (".csv", ".parquet")
+    source: VideoClips
     legend = f"The middle frames of the first clips. {TaskResults.legend}"
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> VideoClips:
-        return self._clips(labeled_like(data, self.config, classes, columns, scan_videos))
-
-    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> VideoClips:
-        return self._clips(unlabeled_like(unlabeled_files(data, root, EXTENSIONS), classes))
-
-    def _clips(self, videos: Any) -> VideoClips:
-        names = "sequence_length", "stride", "step", "skip_broken"
-        return VideoClips.index(videos, **{name: getattr(self.config, name) for name in names})
-
-    def edges(self, source: VideoClips) -> NDArray[np.int64]:
+    def edges(self) -> NDArray[np.int64]:
         """Return the first clip of each video: the clips of a video are in one part."""
-        first_clips: NDArray[np.int64] = np.unique(source.places(np.arange(len(source)))[0], return_index=True)[1]
+        videos = self.source.places(np.arange(len(self.source)))[0]
+        first_clips: NDArray[np.int64] = np.unique(videos, return_index=True)[1]
         return first_clips
 
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
         """Return "all" (n, C), the probabilities, and "losses" (n,)."""
         logits = raw.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"all": logits.softmax(1), "losses": losses}
 
-    def evaluation(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> dict[str, Any]:
+    def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute the figures of `evaluate_classes` for videos, and "video_top1" and the like."""
-        of_videos = _by_video(arrays, source)
-        labels = source.videos.labels[of_videos["ids"]]
-        result = evaluate_classes(of_videos, labels, classes, source.videos.path, "videos")
-        right = of_videos["best"] == labels[:, None]
+        of_videos, videos = _by_video(arrays, self.source), self.source.videos
+        result = evaluate_classes(of_videos, videos, self.classes, "videos")
+        right = of_videos["best"] == videos.labels[of_videos["ids"], None]
         figures = {"top1": right[:, 0].mean(), "loss": of_videos["losses"].mean()}
-        if len(classes) > BEST:
+        if len(self.classes) > BEST:
             figures["top5"] = right.any(1).mean()
         of_video = {f"video_{name}": float(value) for name, value in figures.items()}
         return result | {"metrics": of_video | result["metrics"]}
 
-    def picture(self, source: VideoClips, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+    def picture(self, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the middle frame of a video's first clip."""
-        clip = self.pipeline.sample(source, int(self.edges(source)[id]), 0)[0]
+        clip = self.pipeline.sample(self.source, int(self.edges()[id]), 0)[0]
         frame: NDArray[np.uint8] = clip[:, clip.shape[1] // 2].permute(1, 2, 0).numpy()
         return frame
 
-    def table(self, arrays: Arrays, source: VideoClips, classes: Sequence[str]) -> pa.Table:
+    def table(self, arrays: Arrays) -> pa.Table:
         """Return a row for each video: path, clips, label, probability, and the next four."""
-        of_videos = _by_video(arrays, source)
-        columns = {"path": _paths(source.videos, of_videos["ids"]), "clips": of_videos["clips"]}
-        return pa.table(columns | _best_columns(of_videos, classes))
+        of_videos = _by_video(arrays, self.source)
+        columns = {"path": _paths(self.source.videos, of_videos["ids"]), "clips": of_videos["clips"]}
+        return pa.table(columns | _best_columns(of_videos, self.classes))
 
 
-def evaluate_classes(
-    arrays: Arrays, labels: NDArray[np.int64], classes: Sequence[str], path: Callable[[int], str], noun: str
-) -> dict[str, Any]:
+def evaluate_classes(arrays: Arrays, source: LabeledSource, classes: Sequence[str], noun: str) -> dict[str, Any]:
     """Compare the most probable classes of samples with their labels.
 
     The calibration error is the expected one (ECE) of the most probable class, over 15 bins of equal width: Guo et al.,
@@ -164,12 +146,11 @@ def evaluate_classes(
 
     Args:
         arrays: see `Classification.outputs`.
-        labels: int64 (n,).
+        source: the samples.
         classes: their names.
-        path: returns the path of a sample by its id.
         noun: what samples are called.
     """
-    best, count = arrays["best"].astype(np.int64), len(classes)
+    labels, best, count = source.labels[arrays["ids"]], arrays["best"].astype(np.int64), len(classes)
     confusion = np.bincount(labels * count + best[:, 0], minlength=count**2).reshape(count, count)
     confidence = arrays["probabilities"][:, 0].clip(max=1)
     error = _calibration_error(confidence, best[:, 0] == labels)
@@ -184,7 +165,7 @@ def evaluate_classes(
         return classes[labels[place]], f"{classes[best[place, 0]]} {arrays['probabilities'][place, 0]:.2f}"
 
     metrics = {"confidence": float(confidence.mean(dtype=np.float64)), "calibration_error": error}
-    worst = worst_of(arrays, arrays["losses"], path, words)
+    worst = worst_of(arrays, arrays["losses"], source.path, words)
     return {"metrics": metrics, "classes": rows, "worst": worst} | _confusions(confusion, classes)
 
 

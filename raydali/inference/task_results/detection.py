@@ -1,8 +1,7 @@
 """Predicts and evaluates boxes in images, as COCO has them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from raydali.data.index.coco import Coco
-from raydali.data.index.coco_folder import one_split
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.files import absolute
-from raydali.data.index.formats import unlabeled_files
-from raydali.data.index.labeled import IMAGE_EXTENSIONS
 from raydali.data.load.loader import Batch
 from raydali.data.tasks.detection import PADDING, Boxes, moved
 from raydali.extras import require_extra
-from raydali.inference.samples import labels_among
-from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
+from raydali.inference.task_results.task_results import Arrays, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.text import printable, summarize
 from raydali.training.evaluation.detection import Found, coco_metrics, in_originals
@@ -37,34 +30,9 @@ class Detection(TaskResults):
     noun = "image"
     legend = f"Boxes of the annotations are green, boxes found with a score above {SURE} are red."
     endings = (".csv", ".parquet", ".json")
+    source: Coco
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> Coco:
-        """Open a folder laid out like COCO or by Roboflow, of which val is taken."""
-        (source,) = exclude(None, one_split(absolute(data), "val"))
-        if classes is None or source.classes == tuple(classes):
-            return source
-        labels = 1 + labels_among(classes, source.classes, source.labels - 1, data)
-        return replace(source, labels=labels, classes=tuple(classes), category_ids=np.arange(1, len(classes) + 1))
-
-    def open_unlabeled(self, data: str, root: str | None, classes: Sequence[str]) -> Coco:
-        images = unlabeled_files(data, root, IMAGE_EXTENSIONS)
-        count = len(images)
-        none = np.zeros(0, np.int64)
-        return Coco(
-            images.root,
-            images.packed_paths,
-            images.offsets,
-            sizes=np.zeros((count, 2), np.int64),
-            image_ids=np.arange(count),
-            first_boxes=np.zeros(count + 1, np.int64),
-            boxes=np.zeros((0, 4), np.float32),
-            labels=none,
-            crowd=none.astype(np.bool_),
-            classes=tuple(classes),
-            category_ids=np.arange(1, len(classes) + 1),
-        )
-
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
         """Return "counts" (n,) of boxes, and "boxes" (B, 4), "scores" (B,) and "labels" (B,) of all images."""
         images, sizes = batch["images"], batch["sizes"].cpu().numpy()
         # Label 0 is the background, of which some of torchvision's detectors find boxes too.
@@ -78,9 +46,10 @@ class Detection(TaskResults):
             "labels": torch.from_numpy(np.concatenate(labels)),
         }
 
-    def evaluation(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> dict[str, Any]:
+    def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute COCO's figures, and the mAP of each class."""
         require_extra("detection", "pycocotools", "detectors")
+        source, classes = self.source, self.classes
         result = coco_metrics(_found(arrays), source, of_classes=True)
         metrics = {name: float(result[name]) for name in METRICS}
         of_labels = dict(zip(result["classes"].tolist(), result["map_per_class"].tolist(), strict=True))
@@ -102,10 +71,11 @@ class Detection(TaskResults):
         defined = {name: value for name, value in metrics.items() if value >= 0}
         return {"metrics": defined, "classes": rows, "worst": worst}
 
-    def picture(self, source: Coco, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+    def picture(self, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the image with the boxes of its annotations and those that were found."""
         from PIL import Image, ImageDraw
 
+        source = self.source
         pixels, size = self.pipeline.sample(source, id, 0)
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         draw, side = ImageDraw.Draw(image), image.width
@@ -119,13 +89,13 @@ class Detection(TaskResults):
                 draw.rectangle(box.tolist(), outline=colour, width=max(1, side // 50))
         return np.asarray(image)
 
-    def table(self, arrays: Arrays, source: Coco, classes: Sequence[str]) -> pa.Table:
+    def table(self, arrays: Arrays) -> pa.Table:
         """Return a row for each box: path, image, label, score, and x, y, width, height in pixels as COCO has them."""
-        names = np.array(["", *map(printable, classes)], object)
+        names = np.array(["", *map(printable, self.classes)], object)
         owners, boxes = np.repeat(arrays["ids"], arrays["counts"]), arrays["boxes"]
         columns = {
-            "path": pa.array([printable(source.path(id)) for id in owners.tolist()], pa.string()),
-            "image": source.image_ids[owners],
+            "path": pa.array([printable(self.source.path(id)) for id in owners.tolist()], pa.string()),
+            "image": self.source.image_ids[owners],
             "label": pa.array(names[arrays["labels"]], pa.string()),
             "score": arrays["scores"],
         }

@@ -1,23 +1,17 @@
 """Predicts and evaluates masks of images, and draws the worst images with truth and prediction side by side."""
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
 from posixpath import splitext
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from raydali.data.index.file_list import is_list
-from raydali.data.index.files import absolute
 from raydali.data.index.masked_images import IGNORED, MaskedImages
 from raydali.data.load.loader import Batch
-from raydali.data.read.storage import is_folder
-from raydali.inference.samples import labels_among
-from raydali.inference.task_results.task_results import Arrays, Columns, TaskResults
+from raydali.inference.task_results.task_results import Arrays, JobPredictions, TaskResults
 from raydali.inference.worst import worst_of
 from raydali.training.evaluation.segmentation import confusion, encoded
 
@@ -29,21 +23,10 @@ class Segmentation(TaskResults):
     """Images with masks; the outputs are the confusions of each image, and its predicted mask."""
 
     noun = "image"
-    legend: ClassVar[str] = "Each: the image, its mask and the predicted one. Class 0 and what is ignored are black."
+    legend = "Each: the image, its mask and the predicted one. Class 0 and what is ignored are black."
+    source: MaskedImages
 
-    def open_labeled(self, data: str, classes: Sequence[str] | None, columns: Columns) -> MaskedImages:
-        """Open the validation images of a folder, or all images of a list, or of a folder without train/ and val/."""
-        is_whole = is_list(data) or is_folder(f"{absolute(data)}/{self.config.masks}")
-        settings = {"data": data, "val_data": data if is_whole else None, "val_fraction": None}
-        options = {name: value for name, value in settings.items() if hasattr(self.config, name)}
-        source: MaskedImages = self.job.open_data(replace(self.config, **options)).val
-        if classes is None or source.classes == tuple(classes):
-            return source
-        values = np.arange(256, dtype=np.uint8)  # what is no class stays
-        values[: len(source.classes)] = labels_among(classes, source.classes, np.arange(len(source.classes)), data)
-        return replace(source, lookup=values[source.lookup], classes=tuple(classes))
-
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
         """Return "pixels" (n, 3, classes): right, true and predicted ones; "losses" (n,); "masks", compressed."""
         truth, predicted = batch["masks"].squeeze(1).long(), raw.argmax(1)
         classes = raw.shape[1]
@@ -55,39 +38,39 @@ class Segmentation(TaskResults):
         masks = [zlib.compress(mask.tobytes(), 1) for mask in predicted.byte().cpu().numpy()]
         return {"pixels": torch.stack(parts, 1), "losses": losses, "masks": masks}
 
-    def evaluation(self, arrays: Arrays, source: MaskedImages, classes: Sequence[str]) -> dict[str, Any]:
+    def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute the IoU of each class, and find the images whose mean IoU is lowest."""
         right, true, predicted = arrays["pixels"].sum(0)
         of_classes = _iou(right, true, predicted)
         rows = [
             {"class": name, "pixels": int(true[place]), "iou": None if np.isnan(iou) else float(iou)}
-            for place, (name, iou) in enumerate(zip(classes, of_classes, strict=True))
+            for place, (name, iou) in enumerate(zip(self.classes, of_classes, strict=True))
         ]
         of_images = _iou(*arrays["pixels"].transpose(1, 0, 2))
         means = np.nanmean(of_images, 1)
 
         def words(place: int) -> tuple[str, str]:
             there = np.argsort(-arrays["pixels"][place, 1], kind="stable")[:_NAMED]
-            names = [classes[index] for index in there if arrays["pixels"][place, 1, index]]
+            names = [self.classes[index] for index in there if arrays["pixels"][place, 1, index]]
             return ", ".join(names), f"IoU {means[place]:.3f}"
 
-        return {"metrics": {}, "classes": rows, "worst": worst_of(arrays, -means, source.inputs.path, words)}
+        return {"metrics": {}, "classes": rows, "worst": worst_of(arrays, -means, self.source.inputs.path, words)}
 
-    def picture(self, source: MaskedImages, id: int, arrays: Arrays) -> NDArray[np.uint8]:
+    def picture(self, id: int, arrays: Arrays) -> NDArray[np.uint8]:
         """Return the image, its mask and the predicted one side by side."""
-        pixels, truth = (tensor.permute(1, 2, 0).numpy() for tensor in self.pipeline.sample(source, id, 0)[:2])
+        pixels, truth = (tensor.permute(1, 2, 0).numpy() for tensor in self.pipeline.sample(self.source, id, 0)[:2])
         (place,) = np.flatnonzero(arrays["ids"] == id).tolist()
         predicted = np.frombuffer(zlib.decompress(arrays["masks"][place]), np.uint8).reshape(truth.shape)
-        height, width = source.mask(id).shape
+        height, width = self.source.mask(id).shape
         masks = [colour_of(mask[..., 0]) * (truth != IGNORED) for mask in (truth, predicted)]
         return np.concatenate([panel[:height, :width] for panel in (pixels, *masks)], 1).astype(np.uint8)
 
 
-class Overlays(TaskResults):
+class Overlays(JobPredictions):
     """Predicted masks, and with each its image, mixed with the colours of its classes; class 0 has none."""
 
-    def outputs(self, raw: Any, batch: Batch, source: Any) -> dict[str, Any]:
-        outputs = super().outputs(raw, batch, source)
+    def outputs(self, raw: Any, batch: Batch) -> dict[str, Any]:
+        outputs = super().outputs(raw, batch)
         images = batch[self.pipeline.outputs[0]].permute(0, 2, 3, 1).cpu().numpy()
         for (name, _), image, mask in zip([*outputs["files"]], images, raw.argmax(1).byte().cpu().numpy(), strict=True):
             mixed = np.where(mask[..., None] > 0, (image // 2 + colour_of(mask) // 2), image)
