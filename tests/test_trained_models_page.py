@@ -51,7 +51,8 @@ def test_the_page_evaluates_and_predicts(home: Path) -> None:
     outputs = []
     for command in commands:
         done = subprocess.run(command, shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        wanted = 1 if "predict" in command else 0  # one of the pictures is broken
+        assert done.returncode == wanted, (command, done.stdout, done.stderr)
         outputs.append(done.stdout)
     run = home / "raydali-runs/pictures"
     assert f"{run}/report.html" in outputs[0]
@@ -71,12 +72,11 @@ def test_the_page_evaluates_and_predicts(home: Path) -> None:
     code += f"""
 import torch
 from raydali.inference.samples import unlabeled_samples
-source, _ = unlabeled_samples(run, "{home}/new-pictures")
+source, _ = unlabeled_samples(run, "{home}/new-pictures/sub")
 probabilities = model(pipeline.sample(source, 0, 0)[0][None]).softmax(1)[0]
 print(run.classes[probabilities.argmax()], probabilities.max().item())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     label, probability = done.stdout.split()
     assert label == rows[0]["label"] and float(probability) == pytest.approx(float(rows[0]["probability"]), abs=0.01)
