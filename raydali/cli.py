@@ -30,8 +30,7 @@ from raydali.commands.cluster import Down, Status, Up
 from raydali.commands.doctor import Doctor
 from raydali.commands.evaluate import Evaluate
 from raydali.commands.export import Export
-from raydali.commands.jobs import New, Train
-from raydali.commands.plan import Plan
+from raydali.commands.jobs import New, Plan, Train
 from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview

@@ -15,7 +15,7 @@ import yaml
 
 from jobs.imagenet import Config
 from raydali.cli import _parse
-from raydali.commands.plan import Plan
+from raydali.commands.jobs import Plan
 from raydali.commands.preview import Preview
 from raydali.data.stream.stream import Stream
 from raydali.launch.driver.job_file import find_job

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raydali.commands.plan import Plan, main
+from raydali.commands.jobs import Plan, main
 from raydali.errors import UsageError
 from raydali.launch.driver.plan import compiled_anew
 from raydali.run.folder import RunFolder
