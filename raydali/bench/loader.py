@@ -56,8 +56,6 @@ class LoaderBench(LoadingOptions):
 
     make: int = 2048
     """Without --data: number of synthetic images, 130 KB each, in a temporary folder."""
-    threads: int = 8
-    """Threads of DALI, per GPU."""
     loaders: str = ",".join(CHOICE)
     """Loaders to measure."""
 

@@ -26,8 +26,8 @@ from raydali.text import plural
 if TYPE_CHECKING:
     import torch
 
+    from raydali.data.load.loader import Batch
     from raydali.data.stream.stream import Order
-    from raydali.launch.job import Job
     from raydali.report.contact_sheet import Picture, Sheet
 
 MAX_WORKERS = 64
@@ -104,6 +104,8 @@ def _device(options: Preview) -> str:
 
 
 def _sheet(options: Preview, device: str) -> "Sheet":
+    from raydali.data.load.make import make_loader
+    from raydali.data.stream.stream import Once
     from raydali.inference.job_module import load_job
     from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
@@ -118,9 +120,15 @@ def _sheet(options: Preview, device: str) -> "Sheet":
     data = job.open_data(config)
     source: Any = data.train if is_train else data.val
     order = _order(options, config, len(source))
+    make = make_loader if job.loader is None else job.loader(config)
+    shared: dict[str, Any] = {"world_size": options.workers, "device": device, "threads": usable_cores()}
     rows, ids, size = [], [], ""
     for rank in range(options.workers):
-        pictures, of_batch = _first_batch(options, job, config, source, pipeline, order, rank, device)
+        first = next(order.micro_batches(rank, options.workers))  # nothing more is prefetched
+        once = Once([*zip(first.ids.tolist(), first.draw_keys.tolist(), strict=True)])
+        with make(default_loader(), source, pipeline, once, rank=rank, **shared) as loader:
+            (batch,) = loader
+        pictures, of_batch = _pictures(source, batch, pipeline.outputs[0], options.show), batch.ids.tolist()
         shown, count = len(pictures), len(of_batch)
         caption = plural(count, "image") if shown == count else f"first {shown} of {count}"
         rows.append(Row(f"rank {rank}", caption, pictures))
@@ -170,38 +178,18 @@ def _order(options: Preview, config: Any, samples: int) -> "Order":  # noqa: ANN
     return Stream(samples=samples, epochs=1, batch_size=size, global_batch_size=size * workers, seed=config.seed)
 
 
-def _first_batch(
-    options: Preview,
-    job: "Job[Any]",
-    config: Any,  # noqa: ANN401 (a job's)
-    source: Source,
-    pipeline: Any,  # noqa: ANN401
-    order: "Order",
-    rank: int,
-    device: str,
-) -> tuple[list["Picture"], list[int]]:
-    """Load a rank's first batch; return the pictures to draw, and all its ids."""
-    from raydali.data.load.loader import LoaderOptions
-    from raydali.data.load.make import make_loader
-    from raydali.data.stream.stream import Once
+def _pictures(source: Source, batch: "Batch", name: str, most: int) -> list["Picture"]:
+    """Return the first images of a batch, which has them under this name, with the names of their classes."""
     from raydali.report.contact_sheet import Picture
 
-    where = LoaderOptions(rank=rank, world_size=options.workers, device=device, threads=usable_cores())
-    make = make_loader if job.loader is None else job.loader(config)
-    first = next(order.micro_batches(rank, options.workers))  # nothing more is prefetched
-    once = Once([*zip(first.ids.tolist(), first.draw_keys.tolist(), strict=True)])
-    with make(default_loader(), source, pipeline, once, **where) as loader:
-        (batch,) = loader
-    ids = batch.ids.tolist()
-    images = batch[pipeline.outputs[0]][: options.show]
+    images, ids = batch[name][:most], batch.ids.tolist()
     if images.dim() == 5:  # the middle frames of clips
         images = images[:, :, images.shape[2] // 2]
     labels = _names(classes_of(source), batch.tensors.get("labels"), len(ids))
-    shown = [
+    return [
         Picture(image, label, [f"id {id}"], source.path(id))
         for image, id, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), ids, labels, strict=False)
     ]
-    return shown, ids
 
 
 def _names(classes: Sequence[str], labels: "torch.Tensor | None", count: int) -> list[str]:
