@@ -42,6 +42,7 @@ def main(options: Report) -> None:
         UsageError: a folder is not a run's or cannot be read, or the page cannot be written.
     """
     from raydali.report.html import text
+    from raydali.report.html.page import compare_page, run_page
     from raydali.run.find import find_run
     from raydali.run.ledger import describe
 
@@ -57,8 +58,6 @@ def main(options: Report) -> None:
         output = f"{storage}/{COMPARISON}"
     histories = [_history(folder, run) for folder, run in zip(folders, options.runs, strict=True)]
     if len(histories) > 1:
-        from raydali.report.html.compare import compare_page
-
         contents = compare_page(histories)
         of_ledgers = [text.ledger_figures(history) for history in histories]
         rows = [
@@ -67,8 +66,6 @@ def main(options: Report) -> None:
         ]
         show("", ("run", "last", "best", "images/s", *of_ledgers[0]), rows)
     else:
-        from raydali.report.html.page import run_page
-
         contents = run_page(histories[0])
         if scores := text.last_and_best(histories[0]):
             print(scores)

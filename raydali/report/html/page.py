@@ -1,11 +1,14 @@
-"""report.html of one run, and the templates of all pages."""
+"""The pages: report.html of one run, and one page for several, with a table of results, common charts and what differs.
+
+A page needs no other file and no network.
+"""
 
 import base64
 import io
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ from raydali.report.html.charts import COLOURS, Chart, Line, Ticks, chart
 from raydali.report.html.evaluation import evaluation_section
 from raydali.report.html.event_table import event_table
 from raydali.report.html.history import VALIDATION, History
-from raydali.report.html.text import DASH, count, figure, percent
+from raydali.report.html.text import DASH, NOT_MEASURED, count, figure, percent
 from raydali.run.folder import EVALUATION, SAMPLES, WORST
 from raydali.run.ledger import PARTS as LEDGER_PARTS
 from raydali.run.ledger import figures_of, parts_of
@@ -46,9 +49,16 @@ COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("learning rate", "learning_rate", figure),
 )
 
+COMPARED = (
+    ("Images a second", "images_per_second", False),
+    ("Share of the ceiling", "of_ceiling", True),
+    ("Waiting for the loader", "loader_wait_fraction", True),
+)
+"""Charts of the page for several runs: title, number, and whether it is a share."""
+
 
 def render(template: str, **values: Any) -> bytes:
-    """Fill a template of `templates/`; the page is UTF-8, and needs no other file and no network.
+    """Fill a template of `templates/`; the page is UTF-8.
 
     Templates escape whatever they are given, so that no name or error can be markup.
     """
@@ -222,3 +232,58 @@ def _picture(png: bytes | None) -> str:
         data, kind = file.getvalue(), "jpeg"
         image = image.resize((max(1, image.width * 2 // 3), max(1, image.height * 2 // 3)))
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def compare_page(histories: Sequence[History]) -> bytes:
+    """Render the page for several runs, in the order given, each in its colour."""
+    labels = [history.name for history in histories]
+    if len(set(labels)) < len(labels):
+        labels = [history.folder for history in histories]
+    runs = [*zip(histories, labels, strict=True)]
+    metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))[:MAX_METRICS]
+    table = [_compared_row(history, label, metrics) for history, label in runs]
+    head = [name for name in table[0] if not {row[name] for row in table} <= {DASH, NOT_MEASURED}]
+
+    def curves(title: str, name: str, *, share: bool = False, from_zero: bool = True) -> list[Chart]:
+        lines = [curve(history, name, label, i) for i, (history, label) in enumerate(runs)]
+        return chart(f"{title}, by epoch", lines, share=share, from_zero=from_zero)
+
+    learning = curves("Training loss", "loss") + curves("Validation loss", f"{VALIDATION}loss")
+    for name in metrics:
+        learning += curves(name, f"{VALIDATION}{name}", from_zero=False)
+    return render(
+        "compare.html.jinja",
+        reload_seconds=0,
+        title=" / ".join(labels),
+        dash=DASH,
+        runs=len(histories),
+        written=text.moment(time.time()),
+        labels=labels,
+        head=head,
+        rows=[[row[name] for name in head] for row in table],
+        speed=[chart for title, name, share in COMPARED for chart in curves(title, name, share=share)],
+        learning=learning,
+        settings=_differing([text.settings(history) for history in histories]),
+        environments=_differing([text.environment(history) for history in histories]),
+    )
+
+
+def _compared_row(history: History, label: str, metrics: Sequence[str]) -> dict[str, str]:
+    get = history.epochs[-1].get if history.epochs else lambda _: None
+    return {
+        "run": label,
+        "state": text.STATES[history.status][0],
+        "workers": count(get("world_size")),
+        **text.figures(history),
+        "loss": figure(get("loss")),
+        **{name: figure(get(f"{VALIDATION}{name}")) for name in metrics},
+        "best": text.scores(history)[1],
+        **text.ledger_figures(history),
+    }
+
+
+def _differing(runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """A row for each name whose values differ: the name, and each run's value."""
+    names = dict.fromkeys(name for run in runs for name in run if name != "name")
+    rows = [[name, *(run.get(name, DASH) for run in runs)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydali.report.html.compare import compare_page
 from raydali.report.html.history import History
-from raydali.report.html.page import run_page
+from raydali.report.html.page import compare_page, run_page
 from tests.support.browser import Browser, chromium
 from tests.support.evaluations import found
 from tests.support.messages import mentions

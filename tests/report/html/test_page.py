@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from raydali.report.html.charts import Line, chart
-from raydali.report.html.compare import compare_page
 from raydali.report.html.history import History
-from raydali.report.html.page import SAMPLES_BYTES, metric_groups, run_page
+from raydali.report.html.page import SAMPLES_BYTES, compare_page, metric_groups, run_page
 from raydali.report.html.text import seconds, shown
 from raydali.run.folder import RunFolder
 from tests.support.clocks import calls_in, least_cpu_seconds

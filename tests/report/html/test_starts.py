@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydali.report.html.compare import compare_page
 from raydali.report.html.event_table import event_table
-from raydali.report.html.page import run_page
+from raydali.report.html.page import compare_page, run_page
 from raydali.report.html.text import environment, state
 from tests.support.messages import mentions
 from tests.support.report_pages import charts, history, text
