@@ -67,7 +67,7 @@ def main(options: Doctor) -> None:
     checks = rows(nodes)
     _show(checks, len(nodes))
     if options.json:
-        write_json({"rows": [asdict(row) for row in checks], "nodes": [node.as_json() for node in nodes]}, options.json)
+        write_json({"rows": [asdict(row) for row in checks], "nodes": [asdict(node) for node in nodes]}, options.json)
     if any(row.status == "fail" for row in checks):
         sys.exit(1)
 

@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from raydali.host.facts import Host, this_host
 
@@ -49,10 +49,6 @@ class Node:
     skew: tuple[float, float] | None = None
     storage: str | None = None
     silence: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `--json` shows."""
-        return asdict(self)
 
 
 def rows(nodes: list[Node]) -> list[Row]:

@@ -132,11 +132,6 @@ def restorer(network: nn.Module) -> ImageNetwork:
     return ImageNetwork(network, ("restored",), "image", lambda images: (in_8_bits(images),))
 
 
-def segmenter(network: nn.Module) -> ImageNetwork:
-    """Return a segmentation network of images of any size, whose output is scores (N, C, H, W)."""
-    return ImageNetwork(network, ("scores",), "scores", lambda scores: (scores,))
-
-
 def plain(network: nn.Module, example: torch.Tensor) -> ImageNetwork:
     """Return a network of images as the job's validation pipeline makes them.
 
@@ -206,7 +201,8 @@ def exported_model(run: TrainedRun, network: nn.Module, task_results: TaskResult
             "classes": list(task_results.classes),
             **_normalisation(network),
         }
-        return ExportedModel(segmenter(network).eval(), facts)
+        scores = ImageNetwork(network, ("scores",), "scores", lambda scores: (scores,))
+        return ExportedModel(scores.eval(), facts)
     if not isinstance(task_results, Classification) or type(run.pipeline) is not ValidationImages:
         example = run.pipeline.sample(task_results.source, 0, 0)[0]
         made = plain(network, example).eval()
