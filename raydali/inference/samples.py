@@ -31,7 +31,7 @@ from raydali.data.index.formats import (
     unlabeled_files,
 )
 from raydali.data.index.image_pairs import ImagePairs
-from raydali.data.index.labeled import IMAGE_EXTENSIONS, LabeledFiles
+from raydali.data.index.labeled import IMAGE_EXTENSIONS, LabeledFiles, LabeledSource
 from raydali.data.index.masked_images import MaskedImages
 from raydali.data.index.source import classes_of
 from raydali.data.read.storage import is_folder
@@ -90,22 +90,11 @@ def _others(run: TrainedRun, data: str, root: str | None, label_column: str | No
     config, task = run.config, run.job.task
     if task == "restoration":
         return ImagePairs.scan(data, config.inputs, config.targets)
+    if task in ("classification", "video"):
+        files = _labeled_files(run, data, root, label_column)
+        return files if task == "classification" else _clips(run, files)
     if task == "detection":
         return _with_classes(run, data, *exclude(None, one_split(absolute(data), "val")))
-    if task in ("classification", "video"):
-        below = f"{data.rstrip('/')}/val"
-        data = below if source_kind(data) == "folder" and is_folder(absolute(below)) else data
-        files = labeled_images(
-            data,
-            root,
-            run.classes,
-            scan_videos if task == "video" else None,
-            label_column=getattr(config, "label_column", None) if label_column is None else label_column,
-            image_column=getattr(config, "image_column", None),
-            multi_label=getattr(config, "multi_label", False),
-        )
-        labeled = _with_classes(run, data, *exclude(None, files))
-        return _clips(run, labeled) if task == "video" else labeled
     settings: dict[str, Any] = {"data": data}
     if task == "segmentation":  # all images of a list, or of a folder without train/ and val/
         is_whole = is_list(data) or is_folder(f"{absolute(data)}/{config.masks}")
@@ -113,6 +102,19 @@ def _others(run: TrainedRun, data: str, root: str | None, label_column: str | No
         settings |= {name: value for name, value in more.items() if hasattr(config, name)}
     source = run.job.open_data(replace(config, **settings)).val
     return _with_classes(run, data, source) if task == "segmentation" else source
+
+
+def _labeled_files(run: TrainedRun, data: str, root: str | None, label_column: str | None) -> LabeledSource:
+    below = f"{data.rstrip('/')}/val"
+    data = below if source_kind(data) == "folder" and is_folder(absolute(below)) else data
+    options = {name: getattr(run.config, name, None) for name in ("label_column", "image_column")}
+    if label_column is not None:
+        options["label_column"] = label_column
+    scan = scan_videos if run.job.task == "video" else None
+    several = getattr(run.config, "multi_label", False)
+    files = labeled_images(data, root, run.classes, scan, multi_label=several, **options)
+    labeled: LabeledSource = _with_classes(run, data, *exclude(None, files))
+    return labeled
 
 
 def _with_classes(run: TrainedRun, data: str, source: Any) -> Any:  # noqa: ANN401 (a source of one of three kinds)
