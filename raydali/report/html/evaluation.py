@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from raydali.report.html.history import number
+from raydali.report.html.history import finite
 from raydali.report.html.text import count, figure, moment, percent
 from raydali.text import plural
 
@@ -29,12 +29,12 @@ def evaluation_section(content: bytes | None) -> dict[str, Any] | None:
 
 
 def _section(content: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = {str(name): number(value) for name, value in content["metrics"].items()}
-    samples, broken, classes = number(content["samples"]), content.get("broken") or [], content.get("classes") or []
+    metrics = {str(name): finite(value) for name, value in content["metrics"].items()}
+    samples, broken, classes = finite(content["samples"]), content.get("broken") or [], content.get("classes") or []
     data = content.get("data") or "the built-in data"
     head, rows, note = _classes(classes)
     return {
-        "about": f"{content['weights']} on {data}: {count(samples)} samples, {moment(number(content.get('time')))}",
+        "about": f"{content['weights']} on {data}: {count(samples)} samples, {moment(finite(content.get('time')))}",
         "figures": [(name, figure(value)) for name, value in metrics.items()],
         "calibration": _calibration(metrics),
         "head": head,
@@ -42,7 +42,7 @@ def _section(content: Mapping[str, Any]) -> dict[str, Any]:
         "note": note,
         "matrix": _matrix(content.get("confusion") or [], [str(row["class"]) for row in classes]),
         "confusions": [
-            (str(pair["class"]), str(pair["predicted"]), count(number(pair["samples"])))
+            (str(pair["class"]), str(pair["predicted"]), count(finite(pair["samples"])))
             for pair in (content.get("confusions") or [])[:MAX_CONFUSIONS]
         ],
         "broken": [(str(sample["path"]), str(sample["reason"])) for sample in broken[:MAX_BROKEN]],
@@ -70,11 +70,11 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list
     by = head[2]
 
     def worst_first(row: Mapping[str, Any]) -> tuple[bool, float]:
-        value = number(row[by])
+        value = finite(row[by])
         return value is None, value or 0.0
 
     rows = [
-        [str(row[head[0]]), count(number(row[head[1]])), *(figure(number(row[name])) for name in head[2:])]
+        [str(row[head[0]]), count(finite(row[head[1]])), *(figure(finite(row[name])) for name in head[2:])]
         for row in sorted(classes, key=worst_first)[:MAX_CLASSES]
     ]
     shown = f"{len(rows)} of " if len(rows) < len(classes) else ""
@@ -87,7 +87,7 @@ def _matrix(confusion: Sequence[Sequence[Any]], names: Sequence[str]) -> list[tu
         return []
     matrix, (least, most) = [], SHADES
     for name, row in zip(names, confusion, strict=True):
-        amounts = [number(value) or 0.0 for value in row]
+        amounts = [finite(value) or 0.0 for value in row]
         whole = sum(amounts) or 1.0
         cells = [
             (

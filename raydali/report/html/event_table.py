@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raydali.report.html.history import History, number
+from raydali.report.html.history import History, finite
 from raydali.report.html.text import DASH, count, figure, many, moment, seconds, shortened, shown
 from raydali.text import numbered
 
@@ -77,18 +77,18 @@ class EventTable:
 
 def event_table(history: History) -> EventTable:
     """Return the events of a run, and the marks that charts have for its resumes."""
-    times = [time for row in history.events if (time := number(row.get("time"))) is not None]
+    times = [time for row in history.events if (time := finite(row.get("time"))) is not None]
     # The run began before its first event, which comes after the first step.
     begun = min([*times, *(time - took for time, _, took in history.starts() if took)], default=math.nan)
     rows, marks, changed, size = list[EventRow](), list[tuple[float, str]](), list[str](), None
     for row in history.events:
-        kind, time, text = row.get("event"), number(row.get("time")), event(row, size)
+        kind, time, text = row.get("event"), finite(row.get("time")), event(row, size)
         after = DASH if time is None else seconds(time - begun)
         rows.append(EventRow(after, _STYLE.get(str(kind), "calm"), text + phases(row), moment(time)))
         if kind == "settings":
             changed.append(changed_settings(row))
         elif kind in ("start", "resume"):
-            step, size = number(row.get("step")), number(row.get("world_size"))
+            step, size = finite(row.get("step")), finite(row.get("world_size"))
             epochs = (epoch.number for epoch in history.epochs if step is not None and (epoch.get("step") or 0) > step)
             if kind == "resume" and (first := next(epochs, None)) is not None:
                 marks.append((first - 0.5, "; ".join([text, *changed])))
@@ -100,29 +100,29 @@ def phases(row: Mapping[str, Any]) -> str:
     """Describe how long each phase of a start took, for the end of its line; empty if it is not known."""
     times = row.get("phases")
     items = times.items() if isinstance(times, Mapping) else ()
-    took = [f"{name} {seconds(number(value))}" for name, value in items if number(value) is not None]
+    took = [f"{name} {seconds(finite(value))}" for name, value in items if finite(value) is not None]
     return f"; {', '.join(took)}" if took else ""
 
 
 def event(row: Mapping[str, Any], world_size: float | None) -> str:
     """Describe an event, a row of events.jsonl; `world_size` is the number of workers before it."""
-    kind, size = row.get("event"), number(row.get("world_size"))
+    kind, size = row.get("event"), finite(row.get("world_size"))
     if kind in ("start", "resume"):
         on = f" on {row['device']}" if isinstance(row.get("device"), str) else ""
         resized = f", before {count(world_size)}" if world_size is not None and size != world_size else ""
-        at = f"at step {count(number(row.get('step')))} of {count(number(row.get('steps')))}"
+        at = f"at step {count(finite(row.get('step')))} of {count(finite(row.get('steps')))}"
         return f"{'resumed' if kind == 'resume' else 'started'} {at}: {many(size, 'worker')}{on}{resized}"
     if kind in ("rehearsal", "ceiling"):
-        ceiling = number(row.get("ceiling_images_per_second"))
+        ceiling = finite(row.get("ceiling_images_per_second"))
         again = " again" if kind == "ceiling" else ""
-        took = f"warm-up steps{again} for {seconds(number(row.get('rehearsal_seconds')))}"
+        took = f"warm-up steps{again} for {seconds(finite(row.get('rehearsal_seconds')))}"
         return took if ceiling is None else f"{took}; the ceiling is {count(ceiling)} images/s"
     if kind == "failure":
         failed = f"{named} failed" if (named := _ranks(row)) else "workers failed to start"
         text = f"{failed}: {shortened(row.get('error'))}"
         if isinstance(left_out := row.get("left_out"), list) and left_out:
             text += f"; node {', '.join(map(str, left_out))} is left out"
-        return text + (f"; {seconds(pause)} until the next start" if (pause := number(row.get("pause"))) else "")
+        return text + (f"; {seconds(pause)} until the next start" if (pause := finite(row.get("pause"))) else "")
     if kind == "hang":
         return f"no {'first step' if row.get('starting') else 'progress'} because of {_ranks(row)}, whose processes end"
     if kind == "settings":

@@ -33,7 +33,7 @@ _STATUS: dict[object, Status] = {
 """The status of a run whose last event is this one; with others, it is under way."""
 
 
-def number(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """The value as a finite number; None for null, text and NaN, which mean "not measured"."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -63,7 +63,7 @@ class Epoch:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Epoch | None":
         """Make it from a line; None if that has no valid epoch number."""
-        epoch = number(record.get("epoch"))
+        epoch = finite(record.get("epoch"))
         if epoch is None or not 0 <= epoch < 1e9:
             return None
         values = _numbers(record) | _numbers(record.get("validation"), VALIDATION)
@@ -73,7 +73,7 @@ class Epoch:
 
 def _numbers(values: object, prefix: str = "") -> dict[str, float]:
     items = values.items() if isinstance(values, Mapping) else ()
-    return {f"{prefix}{name}": measured for name, value in items if (measured := number(value)) is not None}
+    return {f"{prefix}{name}": measured for name, value in items if (measured := finite(value)) is not None}
 
 
 @dataclass
@@ -122,7 +122,7 @@ class History:
         """Add a row of `events.jsonl`; a resume removes the epochs that it will train again."""
         self.events.append(row)
         if row.get("event") == "resume":
-            self._take_back(number(row.get("step")))
+            self._take_back(finite(row.get("step")))
         elif row.get("event") == "chosen":  # unknown to a driver that read the settings before
             chosen = {name: value for name, value in row.items() if self.settings.get(name, "") is None}
             self.settings = {**self.settings, **chosen}
@@ -215,16 +215,16 @@ class History:
         """
         ended = began = -math.inf
         for row in self.events:
-            time, kind = number(row.get("time")), row.get("event")
+            time, kind = finite(row.get("time")), row.get("event")
             if time is None:
                 continue
             if kind in GROUP_END_EVENTS:
                 ended = time
             elif kind in ("start", "resume"):
-                seconds = number(row.get("seconds"))
+                seconds = finite(row.get("seconds"))
                 driver = math.nan if seconds is None else time - seconds
                 since = ended if ended > driver else driver if began < driver else math.nan
-                yield time, number(row.get("step")), time - since if math.isfinite(since) else None
+                yield time, finite(row.get("step")), time - since if math.isfinite(since) else None
                 ended, began = -math.inf, time
             elif kind in END_EVENTS:
                 ended = -math.inf

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.report.html.history import VALIDATION, History, Status, number
+from raydali.report.html.history import VALIDATION, History, Status, finite
 from raydali.run.ledger import energy_of
 from raydali.run.model_file import MODEL
 from raydali.text import duration, plural
@@ -90,7 +90,7 @@ def last_and_best(history: History) -> str | None:
 
 def epochs_of(history: History) -> str:
     """Format the number of completed epochs, such as 3 of 10."""
-    asked = number(history.settings.get("epochs"))
+    asked = finite(history.settings.get("epochs"))
     return " of ".join(map(count, [len(history.epochs), *([] if asked is None else [asked])]))
 
 
@@ -149,7 +149,7 @@ def where(history: History) -> str | None:
     """The workers and the device of the newest start."""
     for row in reversed(history.events):
         if row.get("event") in ("start", "resume"):
-            workers = many(number(row.get("world_size")), "worker")
+            workers = many(finite(row.get("world_size")), "worker")
             return f"{workers} on {row['device']}" if isinstance(row.get("device"), str) else workers
     return None
 
@@ -168,7 +168,7 @@ def environment(history: History) -> dict[str, str]:
     values_of: dict[str, dict[str, str]] = {}
     for row in history.events:
         if row.get("event") in ("start", "resume"):
-            step = number(row.get("step"))
+            step = finite(row.get("step"))
             for name, value in _environment_of(row).items():
                 values = values_of.setdefault(name, {})
                 if not values or value != list(values.values())[-1]:
@@ -184,7 +184,7 @@ def environment(history: History) -> dict[str, str]:
 def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
     versions, nodes = start.get("versions"), start.get("nodes")
     facts = {name: shown(start[name]) for name in ("command",) if start.get(name)}
-    if parameters := number(start.get("parameters")):
+    if parameters := finite(start.get("parameters")):
         facts["parameters"] = count(parameters)
     facts |= {str(name): shown(value) for name, value in versions.items()} if isinstance(versions, Mapping) else {}
     kinds = Counter(_machine(node) for node in nodes if isinstance(node, Mapping)) if isinstance(nodes, list) else {}
@@ -197,9 +197,9 @@ def _environment_of(start: Mapping[str, Any]) -> dict[str, str]:
 def _machine(node: Mapping[str, Any]) -> str:
     gpu = f" on {shortened(node['gpu'])}" if node.get("gpu") else ""
     cpu = f" of {shortened(node['cpu'])}" if node.get("cpu") else ""
-    memory = f", {size / 2**30:.1f} GiB of memory" if (size := number(node.get("memory"))) else ""
-    workers = many(number(node.get("workers")), "worker")
-    return f"{many(number(node.get('cores')), 'core')}{cpu}{memory}, {workers}{gpu}"
+    memory = f", {size / 2**30:.1f} GiB of memory" if (size := finite(node.get("memory"))) else ""
+    workers = many(finite(node.get("workers")), "worker")
+    return f"{many(finite(node.get('cores')), 'core')}{cpu}{memory}, {workers}{gpu}"
 
 
 def shortened(text: object) -> str:
