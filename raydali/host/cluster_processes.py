@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -18,18 +17,6 @@ MARK = "RAYDALI_CLUSTER"
 """The name of the environment variable whose value is the mark."""
 GRACE_SECONDS = 4.0
 KILL_SECONDS = 15.0
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process of this machine started, in ticks since boot; None if it does not exist.
-
-    This and the process id identify a process, since ids are reused. psutil's start times depend on the clock, and are
-    not the same in all processes.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
 
 
 def command_line(process: psutil.Process) -> str:

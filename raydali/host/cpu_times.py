@@ -1,4 +1,4 @@
-"""CPU times of this process and of the host's cores, read from /proc."""
+"""CPU times of this process and of the host's cores, and the start of a process, read from /proc."""
 
 import math
 import os
@@ -97,6 +97,18 @@ def cpu_times() -> CpuTimes | None:
         busy=busy,
         idle=idle,
     )
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process of this machine started, in ticks since boot; None if it does not exist.
+
+    This and the process id identify a process, since ids are reused. psutil's start times depend on the clock, and are
+    not the same in all processes.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
 
 
 def _threads(process: str) -> dict[str, tuple[float, float]]:

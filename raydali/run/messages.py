@@ -33,7 +33,7 @@ class Heartbeat(WorkerMessage):
     """The progress of a rank, sent every `HEARTBEAT_SECONDS`.
 
     Attributes:
-        node, node_id, pid, started: identify its process; see `host.cluster_processes.start_ticks`.
+        node, node_id, pid, started: identify its process; see `host.cpu_times.start_ticks`.
         count: number of batches consumed so far, validation included, and of calls that were retried.
         progress: completed steps, plus 0.5 once the next step's batch has arrived; comparable across ranks.
         stack: stack trace of the training thread if it has made no progress for a while.

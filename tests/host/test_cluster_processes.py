@@ -58,8 +58,3 @@ def test_all_of_them_are_ended(head: tuple[str, subprocess.Popen[bytes]]) -> Non
     process.wait(60)
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in found)
     assert [cluster_processes.command_line(each) for each in found] == [""] * 3
-
-
-def test_a_start_time_is_of_a_living_process() -> None:
-    assert cluster_processes.start_ticks(os.getpid()) == cluster_processes.start_ticks(os.getpid())
-    assert cluster_processes.start_ticks(2**22 + 1) is None

@@ -1,13 +1,14 @@
 """What /proc says of cores, about processes that really compute."""
 
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from raydali.host.child import Child
-from raydali.host.cpu_times import CpuTimes, cpu_times, usable_cores
+from raydali.host.cpu_times import CpuTimes, cpu_times, start_ticks, usable_cores
 
 
 def compute(seconds: float) -> None:
@@ -93,3 +94,8 @@ def test_a_containers_quota_limits_the_cores(
     monkeypatch.setattr("raydali.host.cpu_times._CGROUPS", str(tmp_path / "fs"))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores() == expected
+
+
+def test_a_start_time_is_of_a_living_process() -> None:
+    assert start_ticks(os.getpid()) == start_ticks(os.getpid())
+    assert start_ticks(2**22 + 1) is None

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from raydali.host.cluster_processes import start_ticks
+from raydali.host.cpu_times import start_ticks
 from raydali.launch.driver.cluster import call_on_nodes
 from raydali.run.events import StuckRank
 from raydali.run.messages import HEARTBEAT_SECONDS, Heartbeat

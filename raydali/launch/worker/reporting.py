@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from raydali.host import start_clock
-from raydali.host.cluster_processes import start_ticks
-from raydali.host.cpu_times import load
+from raydali.host.cpu_times import load, start_ticks
 from raydali.run.messages import HEARTBEAT_SECONDS, MORE_WARNINGS, Heartbeat, HeartbeatEnded, Message
 from raydali.training import worker
 
