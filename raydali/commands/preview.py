@@ -9,7 +9,7 @@ training: with the same seed and batch size, the order, the crops, the flips and
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -67,26 +67,21 @@ def main(options: Preview) -> None:
         UsageError: an option is invalid; nothing was loaded.
         DataError: an image cannot be read, or an id appears twice; in the second case the picture was written.
     """
-    draw = _drawing(options)
-    device = _device(options)
-    for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
-        if not 1 <= getattr(options, name) <= most:
-            raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
-    sheet = _sheet(options, device)
-    write_output(options.output, draw(sheet))
-    print(f"{options.output}: the first batch of {_ranks(options.workers)}: {sheet.verdict}")
-    if not sheet.good:
-        raise DataError(f"{sheet.verdict}: each must occur once")
-
-
-def _drawing(options: Preview) -> Callable[["Sheet"], bytes]:
     from raydali.report.contact_sheet import as_html, as_png
 
     ending = Path(options.output).suffix.lower()
     require_writable("--output", options.output)
     if ending not in (".png", ".html"):
         raise UsageError(f"--output must end in .png or .html, not {options.output}")
-    return as_png if ending == ".png" else as_html
+    device = _device(options)
+    for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
+        if not 1 <= getattr(options, name) <= most:
+            raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
+    sheet = _sheet(options, device)
+    write_output(options.output, as_png(sheet) if ending == ".png" else as_html(sheet))
+    print(f"{options.output}: the first batch of {_ranks(options.workers)}: {sheet.verdict}")
+    if not sheet.good:
+        raise DataError(f"{sheet.verdict}: each must occur once")
 
 
 def _device(options: Preview) -> str:
