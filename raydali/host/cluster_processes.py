@@ -19,13 +19,6 @@ GRACE_SECONDS = 4.0
 KILL_SECONDS = 15.0
 
 
-def command_line(process: psutil.Process) -> str:
-    """Return the command line of a process, or an empty text if it has ended."""
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline()).strip()
-    return ""
-
-
 def members(mark: str, earlier: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return all living processes of the cluster with this mark.
 

@@ -85,11 +85,3 @@ def drop_samples(folder: RunFolder, step: int) -> None:
         if int(match[1]) < step and not match[3]:
             raise RuntimeError(f"{folder}/samples/{file} has steps before and after step {step}, the checkpoint's")
         folder.remove(f"samples/{file}")
-
-
-def read_samples(folder: RunFolder) -> pa.Table:
-    """Return all rows of a run in the order of the stream."""
-    files = [file for file in folder.files("samples") if file.endswith(".parquet")]
-    tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
-    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
-    return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable

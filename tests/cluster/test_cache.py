@@ -11,13 +11,12 @@ import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.data.builtin.digits import digits_folder
-from raydali.host.cluster_processes import command_line
 from raydali.run.data_contents import CONTENTS
 from raydali.run.folder import EPOCHS, RunFolder
 from tests.support.chaos.nodes import Nodes
 from tests.support.chaos.virtual_hosts import Host, namespaces_unavailable, virtual_hosts
 from tests.support.chaos.watched_run import WatchedRun
-from tests.support.cluster import IMAGENET, ROOT
+from tests.support.cluster import IMAGENET, ROOT, command_line
 from tests.support.networks import join_switch
 from tests.support.object_stores import FlakyS3
 from tests.support.traces import assert_whole

@@ -13,7 +13,6 @@ import pytest
 from jobs.imagenet import DIGITS
 from raydali.host.cpu_times import usable_cores
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
 from tests.support.cluster import (
     RAY,
     ROOT,
@@ -25,7 +24,7 @@ from tests.support.cluster import (
     start_job,
 )
 from tests.support.messages import mentions
-from tests.support.traces import assert_whole
+from tests.support.traces import assert_whole, read_samples
 from tests.support.watched_job import OPTIONS, STREAM, events, running, trainers, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

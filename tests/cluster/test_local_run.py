@@ -12,7 +12,6 @@ import pytest
 
 from jobs.imagenet import DIGITS
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
 from tests.support.cluster import (
     committed,
     descendants,
@@ -24,7 +23,7 @@ from tests.support.cluster import (
     wait_until_gone,
 )
 from tests.support.messages import mentions
-from tests.support.traces import assert_whole
+from tests.support.traces import assert_whole, read_samples
 
 
 @pytest.fixture(scope="module")

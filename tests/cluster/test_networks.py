@@ -16,11 +16,10 @@ import pytest
 from jobs.imagenet import Config
 from raydali.data.builtin.digits import digits_folder
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
 from tests.support.chaos.virtual_hosts import Host
 from tests.support.cluster import RAY, ROOT, descendants, environment, kill, name_of, wait_until_gone
 from tests.support.networks import firewalled_hosts, require_hosts
-from tests.support.traces import assert_whole
+from tests.support.traces import assert_whole, read_samples
 
 TOKEN = "0123456789abcdef" * 4
 IMAGES = {"train": 240, "val": 40}

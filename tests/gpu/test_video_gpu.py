@@ -16,7 +16,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.task import TrainClips, ValidationClips
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
+from tests.support.traces import read_samples
 from tests.support.videos import (
     ROTATIONS,
     Rotation,

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from raydali.host import cluster_processes
+from tests.support.cluster import command_line
 
 # The child has neither the mark nor the session, and ignores SIGTERM; its own child stays when it ends.
 CHILD = """
@@ -45,8 +46,8 @@ def test_members_are_found_by_mark_and_by_parent(head: tuple[str, subprocess.Pop
     found = cluster_processes.members(mark)
     assert process.pid in {each.pid for each in found} and len(found) == 3
     deadline = time.monotonic() + 30  # the kernel shows an empty command line for a moment after exec
-    while not any("sleep 600" in cluster_processes.command_line(each) for each in found):
-        assert time.monotonic() < deadline, [cluster_processes.command_line(each) for each in found]
+    while not any("sleep 600" in command_line(each) for each in found):
+        assert time.monotonic() < deadline, [command_line(each) for each in found]
         time.sleep(0.01)
     assert cluster_processes.members("another") == []
 
@@ -57,4 +58,4 @@ def test_all_of_them_are_ended(head: tuple[str, subprocess.Popen[bytes]]) -> Non
     assert cluster_processes.end(mark) == []
     process.wait(60)
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in found)
-    assert [cluster_processes.command_line(each) for each in found] == [""] * 3
+    assert [command_line(each) for each in found] == [""] * 3

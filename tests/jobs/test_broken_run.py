@@ -20,13 +20,13 @@ from raydali.errors import DataError
 from raydali.launch.worker.bad_samples import BrokenSamples, allowed
 from raydali.run.events import FirstCheckpoint
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
 from tests.support.broken import KINDS, damage
 from tests.support.digits import SHORT, digits_data
 from tests.support.job_ranks import train_rank_in_double
 from tests.support.messages import mentions
 from tests.support.pictures import encoded, files, photograph
 from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
+from tests.support.traces import read_samples
 
 BROKEN = {50 * place + 7: kind for place, kind in enumerate(KINDS)}
 IN_VALIDATION = {3: "cut-short", 200: "vanished"}

@@ -13,11 +13,10 @@ import torch
 from jobs.imagenet import Data, train
 from raydali.data.index.labeled import LabeledFiles, LabeledSource
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
 from tests.support.digits import SHORT, digits_data, few_digits
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.ranks import Stopped, folder_of, run_ranks
-from tests.support.traces import assert_whole
+from tests.support.traces import assert_whole, read_samples
 
 CONFIG = replace(SHORT, learning_rate=0.01)
 

@@ -8,8 +8,9 @@ import pytest
 
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import SCHEMA, SampleTrace, drop_samples, read_samples
+from raydali.run.sample_trace import SCHEMA, SampleTrace, drop_samples
 from tests.support.messages import mentioning
+from tests.support.traces import read_samples
 
 STREAM = Stream(samples=50, epochs=3, batch_size=4, global_batch_size=24, seed=5)  # 6 steps, the third across a seam
 BATCHES = list(STREAM.micro_batches(0, 1))

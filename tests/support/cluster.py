@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from raydali.run.find import MANIFEST, newest_first
 from raydali.run.folder import RunFolder
@@ -25,6 +27,13 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OMP_"))}
     cache = str(home.parent / "cache")
     return kept | {"HOME": str(home), "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)} | more
+
+
+def command_line(process: psutil.Process) -> str:
+    """The command line of a process, or an empty text if it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline()).strip()
+    return ""
 
 
 def start_job(*arguments: str, env: dict[str, str], log: Path, script: str = IMAGENET) -> subprocess.Popen[bytes]:

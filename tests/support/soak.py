@@ -156,6 +156,7 @@ def _train(options: Soak) -> list[tuple[int, Reading]]:
     from raydali.host import cluster_processes
     from raydali.launch.driver.job_file import find_job
     from raydali.run.folder import EPOCHS, RunFolder
+    from tests.support.cluster import command_line
 
     mark = uuid.uuid4().hex
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -180,7 +181,7 @@ def _train(options: Soak) -> list[tuple[int, Reading]]:
                 done = rows.read_bytes().count(b"\n") if rows.exists() else 0
                 if (readings[-1][0] if readings else 0) < done < options.epochs and driver.poll() is None:
                     members = cluster_processes.members(mark)
-                    titles = [(each.pid, cluster_processes.command_line(each)) for each in members]
+                    titles = [(each.pid, command_line(each)) for each in members]
                     readings.append((done, _reading(driver.pid, titles)))
                     print(f"finished epoch {done} of {options.epochs}", end="\r", file=sys.stderr, flush=True)
                 time.sleep(POLL_SECONDS)

@@ -1,10 +1,22 @@
-"""The trace of a run that is over, held against its stream: promise 1."""
+"""The trace of a run that is over: its rows, and how they are held against its stream, promise 1."""
+
+import io
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import RunFolder
-from raydali.run.sample_trace import read_samples
+from raydali.run.sample_trace import SCHEMA
+
+
+def read_samples(folder: RunFolder) -> pa.Table:
+    """Return all rows of a run in the order of the stream."""
+    files = [file for file in folder.files("samples") if file.endswith(".parquet")]
+    tables = [parquet.read_table(io.BytesIO(folder.read(f"samples/{file}"))) for file in files]
+    table = pa.concat_tables([SCHEMA.empty_table(), *tables])
+    return table.take(np.lexsort((table["micro_batch"].to_numpy(), table["step"].to_numpy())))  # lexsort is stable
 
 
 def assert_whole(folder: RunFolder, stream: Stream) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raydali.data.stream.stream import Stream
 from raydali.run.folder import CONFIG, RunFolder
-from raydali.run.sample_trace import read_samples
+from tests.support.traces import read_samples
 
 LOSS_TOLERANCE = 1e-6
 """The tolerated relative deviation of an epoch's mean loss from that of the undisturbed run, in float64. Another number

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from raydali.errors import UsageError
-from raydali.host.cluster_processes import command_line
 from raydali.host.interrupts import raise_on_signals
 from raydali.launch.driver.job_file import find_job
 from raydali.run.folder import EPOCHS, RunFolder
@@ -24,6 +23,7 @@ from tests.support.chaos.faults import FAULTS, FaultContext, inject, wait_until_
 from tests.support.chaos.nodes import Nodes
 from tests.support.chaos.virtual_hosts import Host, small_disk, virtual_hosts
 from tests.support.chaos.watched_run import RunOverError, WatchedRun
+from tests.support.cluster import command_line
 
 BATCH_SIZE = 16
 CHECKPOINT_EVERY = 20

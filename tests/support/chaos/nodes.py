@@ -14,10 +14,10 @@ import psutil
 
 from raydali.commands.cluster import HEAD_ENVIRONMENT
 from raydali.errors import CommandError
-from raydali.host.cluster_processes import MARK, command_line, kill, members
+from raydali.host.cluster_processes import MARK, kill, members
 from raydali.output import log_tail
 from tests.support.chaos.virtual_hosts import Host
-from tests.support.cluster import RAY, free_ports
+from tests.support.cluster import RAY, command_line, free_ports
 
 START_SECONDS = 120.0
 END_SECONDS = 30.0
