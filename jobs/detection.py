@@ -15,37 +15,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raydali.data.builtin.shapes import shapes_folder
-from raydali.data.index.coco import Coco
-from raydali.data.index.coco_folder import train_and_val
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.detection import TrainImages, ValidationImages
-from raydali.errors import UsageError
-from raydali.extras import require_extra
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.options import ImageOptions
-from raydali.launch.shared_options import FineTuningOptions, require_data
-from raydali.text import plural
-from raydali.training.learning_rates import PEAKS
+import raydali
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(FineTuningOptions, ImageOptions):
+class Config(raydali.FineTuningOptions, raydali.ImageOptions):
     """Train a detector with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --image-size"
-    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16, "adamw": 1.6e-3, "muon": 1.6e-3}
+    usual_peaks: ClassVar = {**raydali.PEAKS, "sgd": 0.16, "adamw": 1.6e-3, "muon": 1.6e-3}
 
     data: str | None = None
     """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/; or
@@ -86,9 +70,9 @@ class Config(FineTuningOptions, ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require_data(self, self.data, "annotations", "val_data", "val_annotations")
+        raydali.require_data(self, self.data, "annotations", "val_data", "val_annotations")
         if self.compile:
-            raise UsageError("--compile does not suit detectors, whose shapes change: leave it out")
+            raise raydali.UsageError("--compile does not suit detectors, whose shapes change: leave it out")
 
 
 SHAPES = Config(
@@ -106,33 +90,29 @@ SHAPES = Config(
 # ---------------------------------------------------------------------------------------------------------------------
 # Data, network and evaluation, for training and for all commands
 
-Data = TrainAndVal[Coco]
+Data = raydali.TrainAndVal[raydali.Coco]
 
 
 def open_data(config: Config) -> Data:
     """Index the images by their annotations, without those that are excluded."""
-    data = config.data or shapes_folder()
-    indexes = train_and_val(data, config.annotations, config.val_data, config.val_annotations)
-    return Data(*exclude(config.exclude, *indexes))
+    data = config.data or raydali.shapes_folder()
+    indexes = raydali.open_coco(data, config.annotations, config.val_data, config.val_annotations)
+    return Data(*raydali.exclude(config.exclude, *indexes))
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the detector, with random weights."""
-    from raydali.training.models.detection import build_detector
-
-    return build_detector(config.model, classes)
+    return raydali.build_detector(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the detector, which normalises 8-bit images itself."""
-    from raydali.training.models.detection import DetectorNetwork
-
-    return DetectorNetwork(model)
+    return raydali.DetectorNetwork(model)
 
 
-def train_pipeline(config: Config) -> TrainImages:
+def train_pipeline(config: Config) -> raydali.TrainBoxes:
     """Make the pipeline of training images."""
-    return TrainImages(
+    return raydali.TrainBoxes(
         seed=config.seed,
         image_size=config.image_size,
         crop_probability=config.crop_probability,
@@ -142,46 +122,40 @@ def train_pipeline(config: Config) -> TrainImages:
     )
 
 
-def val_pipeline(config: Config) -> ValidationImages:
+def val_pipeline(config: Config) -> raydali.ValidationBoxes:
     """Make the pipeline of validation images."""
-    return ValidationImages(image_size=config.image_size, **config.decoding)
+    return raydali.ValidationBoxes(image_size=config.image_size, **config.decoding)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
-    from raydali.training.evaluation import detection
-
-    return detection.evaluate(network, val.batches, val.source, val.worker, val.precision)
+    return raydali.evaluate_detector(network, val.batches, val.source, val.worker, val.precision)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    # The driver does not need this slow import; without it, a mistyped option is reported at once.
     import torch
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.training.models.detection import constant_parts, detection_loss
-    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
-
     if config.data is None:  # each node draws its own copy
-        data = data.relocate(shapes_folder())
-    run = TrainingRun(config, session, samples=len(data.train))
+        data = data.relocate(raydali.shapes_folder())
+    run = raydali.TrainingRun(config, session, samples=len(data.train))
     model = run.prepared(build_model(config, len(data.train.classes)))
     model = run.synchronized(model.to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), len(data.train.classes))
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    optimizer = raydali.build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
     detector = network(model, config)
-    differentiated = run.differentiated(model, detection_loss(detector), parts=constant_parts(model))
+    differentiated = run.differentiated(model, raydali.detection_loss(detector), parts=raydali.constant_parts(model))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["boxes"], batch["labels"])
             step.update(optimizer, max_norm=config.clip_grad)
@@ -197,22 +171,20 @@ def train(config: Config, data: Data, session: "Session") -> None:
 
 def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
-    require_extra("detection", "pycocotools", "detectors")
+    raydali.require_extra("detection", "pycocotools", "detectors")
     train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
-        from raydali.training.models.detection import check_detector  # imports torchvision: seconds
-
-        check_detector(config.model)
+        raydali.check_detector(config.model)  # imports torchvision: seconds
 
 
 def describe(config: Config, data: Data) -> str:
     """Describe the data for the console."""
-    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
-    boxes = plural(len(data.train.boxes) + len(data.val.boxes), "box")
-    return f"{images}, {boxes}, {plural(len(data.train.classes), 'class')}"
+    images = f"{raydali.plural(len(data.train), 'training image')}, {raydali.plural(len(data.val), 'validation image')}"
+    boxes = raydali.plural(len(data.train.boxes) + len(data.val.boxes), "box")
+    return f"{images}, {boxes}, {raydali.plural(len(data.train.classes), 'class')}"
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="detection",
     config=Config,
     open_data=open_data,
@@ -231,4 +203,4 @@ JOB = Job(
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

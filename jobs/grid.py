@@ -21,14 +21,18 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torchvision.transforms.v2.functional import resize
 
-from raydali.data.index.formats import labeled_images
-from raydali.data.index.labeled import LabeledFiles
-from raydali.data.load.make import make_loader
-from raydali.data.read.reading import timed
-from raydali.data.stream.stream import Stream
-from raydali.data.tasks.pipeline import Inputs, Pipeline, Samples
-from raydali.launch.driver.command import run_main
-from raydali.text import plural
+from raydali import (
+    Inputs,
+    LabeledFiles,
+    Pipeline,
+    Samples,
+    Stream,
+    labeled_images,
+    make_loader,
+    plural,
+    run_main,
+    timed,
+)
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode

@@ -20,34 +20,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raydali.data.builtin.digits import digits_folder
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.formats import train_and_val
-from raydali.data.index.labeled import LabeledSource
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.shared_options import (
-    AugmentationOptions,
-    ClassifierOptions,
-    MultiLabelOptions,
-    RecipeOptions,
-    RegularizationOptions,
-)
+import raydali
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RecipeOptions, RegularizationOptions, ClassifierOptions, MultiLabelOptions, AugmentationOptions):
+class Config(
+    raydali.RecipeOptions,
+    raydali.RegularizationOptions,
+    raydali.ClassifierOptions,
+    raydali.MultiLabelOptions,
+    raydali.AugmentationOptions,
+):
     """Train an image classifier with Ray Train and NVIDIA DALI, each sample exactly once."""
 
     smaller_data = "smaller images, as `raydali prepare` makes them"
@@ -93,31 +82,28 @@ FINE_TUNING = Config(
 # ---------------------------------------------------------------------------------------------------------------------
 # Data, network and evaluation, for training and for all commands
 
-Data = TrainAndVal[LabeledSource]
+Data = raydali.TrainAndVal[raydali.LabeledSource]
 
 
 def open_data(config: Config) -> Data:
     """Index the training and the validation images, without those that are excluded."""
-    return Data(*exclude(config.exclude, *train_and_val(config.data or digits_folder(), **config.reading)))
+    images = raydali.open_labeled(config.data or raydali.digits_folder(), **config.reading)
+    return Data(*raydali.exclude(config.exclude, *images))
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
-    from raydali.training.models import classification
-
-    return classification.build_model(config.model, classes, config.validation_size, drop_path=config.drop_path)
+    return raydali.build_classifier(config.model, classes, config.validation_size, drop_path=config.drop_path)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model with what it does to 8-bit images: normalisation, and in validation `--tta`."""
-    from raydali.training.models.normalized import Normalized
-
-    return Normalized(model, config.mean, config.std, mirrored=config.tta == "flip")
+    return raydali.Normalized(model, config.mean, config.std, mirrored=config.tta == "flip")
 
 
-def train_pipeline(config: Config) -> TrainImages:
+def train_pipeline(config: Config) -> raydali.TrainImages:
     """Make the pipeline of training images."""
-    return TrainImages(
+    return raydali.TrainImages(
         seed=config.seed,
         random_area=config.random_area,
         flip_probability=config.flip_probability,
@@ -128,55 +114,49 @@ def train_pipeline(config: Config) -> TrainImages:
     )
 
 
-def val_pipeline(config: Config) -> ValidationImages:
+def val_pipeline(config: Config) -> raydali.ValidationImages:
     """Make the pipeline of validation images."""
-    return ValidationImages(image_size=config.validation_size, resize_size=config.resize_size, **config.inputs)
+    return raydali.ValidationImages(image_size=config.validation_size, resize_size=config.resize_size, **config.inputs)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation images."""
-    from raydali.training.evaluation import classification
-
     if config.multi_label:
-        return classification.evaluate_labels(network, val.batches, val.worker, val.precision)
-    return classification.evaluate(network, val.batches, val.worker, val.precision)
+        return raydali.evaluate_labels(network, val.batches, val.worker, val.precision)
+    return raydali.evaluate_classifier(network, val.batches, val.worker, val.precision)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    # The driver does not need this slow import; without it, a mistyped option is reported at once.
     import torch
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.training.losses import classification_loss, mixing
-    from raydali.training.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
-
     if config.data is None:  # each node writes its own copy
-        data = data.relocate(digits_folder())
-    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
+        data = data.relocate(raydali.digits_folder())
+    run = raydali.TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
     device, classes = run.worker.device, len(data.train.classes)
     model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
-    ema = MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
+    ema = raydali.MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
     model = run.synchronized(model)
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), classes)
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    optimizer = raydali.build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer, ema=ema)
 
-    mix = mixing(config.mixup, config.cutmix, classes)
-    criterion = classification_loss(data.train.labels, classes, **config.weighting).to(device)
+    mix = raydali.mixing(config.mixup, config.cutmix, classes)
+    criterion = raydali.classification_loss(data.train.labels, classes, **config.weighting).to(device)
     trained = network(model, config).to(device)
     differentiated = run.differentiated(model, lambda images, labels: criterion(trained(images), labels))
     weights = ema.module if ema else model
     evaluated = run.inference(network(weights, config).to(device))
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, *mix(batch["images"], batch["labels"]))
             step.update(optimizer, ema, max_norm=config.clip_grad)
@@ -194,21 +174,17 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model not in (DIGITS.model, Config.model) or config.drop_path is not None:
-        from raydali.training.models.classification import check_sizes  # imports torchvision: seconds
-
         sizes = dict.fromkeys([*config.image_sizes.all(config.epochs), config.validation_size])
-        check_sizes(config.model, [*sizes], drop_path=config.drop_path)
+        raydali.check_sizes(config.model, [*sizes], drop_path=config.drop_path)  # imports torchvision: seconds
 
 
 def unchangeable(config: Config) -> list[str]:
     """Return the options that a resume must repeat, since the weights depend on them."""
-    from raydali.training.models.classification import has_one_size
-
-    is_fixed = config.model != DIGITS.model and has_one_size(config.model)
+    is_fixed = config.model != DIGITS.model and raydali.has_one_size(config.model)
     return ["recipe", "model", *config.changes_groups, *(["image_size"] if is_fixed else [])]
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="imagenet",
     config=Config,
     open_data=open_data,
@@ -228,4 +204,4 @@ JOB = Job(
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

@@ -16,25 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raydali.data.builtin.blurred import blurred_folder
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.image_pairs import ImagePairs, in_splits
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
-from raydali.errors import UsageError
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.optimizer_options import ScheduleOptions
-from raydali.launch.options import Bounds, ImageOptions, require
-from raydali.launch.shared_options import StartingWeightsOptions
-from raydali.text import plural
+import raydali
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
 
 SSIM_WINDOW = 11
 
@@ -43,7 +29,7 @@ SSIM_WINDOW = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StartingWeightsOptions, ScheduleOptions, ImageOptions):
+class Config(raydali.StartingWeightsOptions, raydali.ScheduleOptions, raydali.ImageOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
 
     smaller_data = "pairs cut up into images nearer to --crop-size"
@@ -51,7 +37,7 @@ class Config(StartingWeightsOptions, ScheduleOptions, ImageOptions):
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets; or with
     these two itself. Default: the built-in blurred photographs."""
-    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
+    val_fraction: Annotated[float | None, raydali.Bounds(above=0, below=1)] = None
     """Share of --data with inputs and targets themselves that validates, chosen by a hash of each path; unchangeable.
     Default: 0.1."""
     inputs: str = "img"
@@ -78,11 +64,11 @@ class Config(StartingWeightsOptions, ScheduleOptions, ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require(self, "crop_size", least=1)
-        require(self, "channels", least=1)
-        require(self, "blocks", least=0)
+        raydali.require(self, "crop_size", least=1)
+        raydali.require(self, "channels", least=1)
+        raydali.require(self, "blocks", least=0)
         if min(self.test_size) < SSIM_WINDOW:
-            raise UsageError(
+            raise raydali.UsageError(
                 f"--test-size must be at least {SSIM_WINDOW}, the pixels of SSIM's window, not {self.test_size}"
             )
 
@@ -103,92 +89,81 @@ BLURRED = Config(
 # ---------------------------------------------------------------------------------------------------------------------
 # Data, network and evaluation, for training and for all commands
 
-Data = TrainAndVal[ImagePairs]
+Data = raydali.TrainAndVal[raydali.ImagePairs]
 
 
 def open_data(config: Config) -> Data:
     """Index the pairs in train/ and test/, without those that are excluded."""
-    root = config.data or blurred_folder()
-    pairs = in_splits(root, ("train", "test"), config.inputs, config.targets, config.val_fraction)
-    return Data(*exclude(config.exclude, *pairs))
+    root = config.data or raydali.blurred_folder()
+    pairs = raydali.open_pairs(root, ("train", "test"), config.inputs, config.targets, config.val_fraction)
+    return Data(*raydali.exclude(config.exclude, *pairs))
 
 
 def build_model(config: Config, _classes: int = 0) -> "nn.Module":
     """Build the network, with random weights except in its last layer, which is zero."""
-    from raydali.training.evaluation.restoration import RestorationNetwork
-
-    return RestorationNetwork(channels=config.channels, blocks=config.blocks)
+    return raydali.RestorationNetwork(channels=config.channels, blocks=config.blocks)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model for 8-bit images, which it takes in 0..1."""
-    from raydali.training.models.normalized import Normalized
-
-    return Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return raydali.Normalized(model, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
-def train_pipeline(config: Config) -> TrainPairs:
+def train_pipeline(config: Config) -> raydali.TrainPairs:
     """Make the pipeline of training pairs."""
     crop = config.crop_size, config.crop_size
-    return TrainPairs(crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding)
+    return raydali.TrainPairs(
+        crop_size=crop, seed=config.seed, flip_probability=config.flip_probability, **config.decoding
+    )
 
 
-def val_pipeline(config: Config) -> ValidationPairs:
+def val_pipeline(config: Config) -> raydali.ValidationPairs:
     """Make the pipeline of test pairs."""
-    return ValidationPairs(crop_size=config.test_size, **config.decoding)
+    return raydali.ValidationPairs(crop_size=config.test_size, **config.decoding)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of test pairs."""
-    from raydali.training.evaluation import restoration
-
-    return restoration.evaluate(network, val.batches, val.worker, val.precision)
+    return raydali.evaluate_restoration(network, val.batches, val.worker, val.precision)
 
 
 def predictions(config: Config, outputs: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
     """Return the restored images as PNG files, for `raydali predict`."""
-    from raydali.training.evaluation.restoration import restored_files
-
-    return restored_files(config, outputs, paths)
+    return raydali.restored_files(config, outputs, paths)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    # The driver does not need this slow import; without it, a mistyped option is reported at once.
     import torch
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.report.comparison_grid import Examples
-    from raydali.training.evaluation.restoration import charbonnier, restore
-    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
-
     if config.data is None:  # each node writes its own copy
-        data = data.relocate(blurred_folder(), val="test")
-    run = TrainingRun(config, session, samples=len(data.train))
+        data = data.relocate(raydali.blurred_folder(), val="test")
+    run = raydali.TrainingRun(config, session, samples=len(data.train))
     device = run.worker.device
     model = run.prepared(build_model(config)).to(memory_format=torch.channels_last)
     peak = config.learning_rate or 5e-4
-    optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
+    optimizer = raydali.build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
 
     trained = network(model, config).to(device)
-    differentiated = run.differentiated(model, lambda inputs, targets: charbonnier(trained(inputs), targets))
+    differentiated = run.differentiated(model, lambda inputs, targets: raydali.charbonnier(trained(inputs), targets))
     evaluated = run.inference(trained, inputs="inputs")
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, val_loader):
-        examples = Examples(session.folder, val_loader)
+        examples = raydali.Examples(session.folder, val_loader)
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["inputs"], batch["targets"])
             step.update(optimizer, max_norm=config.clip_grad)
             if step.ends_epoch:
                 with run.validation() as val:
                     if run.worker.rank == 0:
-                        examples.draw(lambda inputs: restore(trained, inputs.to(device), run.precision))
+                        examples.draw(lambda inputs: raydali.restore(trained, inputs.to(device), run.precision))
                     metrics = evaluate(config, evaluated, val)
                 run.close_epoch(metrics, score="psnr", weights=model)
 
@@ -202,7 +177,7 @@ def check(config: Config) -> None:
     train_pipeline(config), val_pipeline(config)
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="restoration",
     config=Config,
     open_data=open_data,
@@ -216,10 +191,12 @@ JOB = Job(
     predictions=predictions,
     check=check,
     unchangeable=lambda _: ("channels", "blocks", "freeze"),
-    describe=lambda _, data: f"{plural(len(data.train), 'training pair')}, {plural(len(data.val), 'test pair')}",
+    describe=lambda _, data: (
+        f"{raydali.plural(len(data.train), 'training pair')}, {raydali.plural(len(data.val), 'test pair')}"
+    ),
     demo=BLURRED,
     about_demo="this is the demo, on blurred photographs; --data DIR trains on pairs in DIR/train and DIR/test",
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

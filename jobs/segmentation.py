@@ -14,35 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from raydali.data.builtin.shapes import masked_shapes_folder
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.masked_images import IGNORED, MaskedImages, train_and_val
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.segmentation import TrainImages, ValidationImages
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.options import Bounds, ImageOptions, require
-from raydali.launch.shared_options import FineTuningOptions, require_data
-from raydali.text import plural
-from raydali.training.learning_rates import PEAKS
+import raydali
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(FineTuningOptions, ImageOptions):
+class Config(raydali.FineTuningOptions, raydali.ImageOptions):
     """Train a segmentation network with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --base-size"
-    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.16}
+    usual_peaks: ClassVar = {**raydali.PEAKS, "sgd": 0.16}
 
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and val/, each with images/ and masks/, or with these themselves; Pascal
@@ -50,7 +37,7 @@ class Config(FineTuningOptions, ImageOptions):
     built-in shapes."""
     val_data: str | None = None
     """Validation images, a list or a folder with images/ and masks/; --data then has the training images only."""
-    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
+    val_fraction: Annotated[float | None, raydali.Bounds(above=0, below=1)] = None
     """Share of a list, or of --data with images/ and masks/ themselves, that validates, chosen by a hash of each path;
     unchangeable. Default: 0.1 of such a folder."""
     root: str | None = None
@@ -62,7 +49,7 @@ class Config(FineTuningOptions, ImageOptions):
     classes: str | None = None
     """Number of classes, or a file with a name in each line. Default: the classes of VOC, Cityscapes and ADE20K, or as
     many as the palette of the first mask has colours."""
-    ignore_index: int = IGNORED
+    ignore_index: int = raydali.IGNORED
     """Value of pixels in masks that count for nothing."""
     mask_values: tuple[int, ...] | None = None
     """Values of the classes 0, 1, ... in masks, such as 0 255. Default: 0, 1, ..., or the data set's values."""
@@ -99,9 +86,9 @@ class Config(FineTuningOptions, ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        require_data(self, self.data, "val_data", "val_fraction", "root", "classes", "mask_values")
-        require(self, "ignore_index", least=0, most=65535)
-        require(self, "auxiliary", least=0)
+        raydali.require_data(self, self.data, "val_data", "val_fraction", "root", "classes", "mask_values")
+        raydali.require(self, "ignore_index", least=0, most=65535)
+        raydali.require(self, "auxiliary", least=0)
 
 
 SHAPES = Config(
@@ -123,16 +110,16 @@ SHAPES = Config(
 # ---------------------------------------------------------------------------------------------------------------------
 # Data, network and evaluation, for training and for all commands
 
-Data = TrainAndVal[MaskedImages]
+Data = raydali.TrainAndVal[raydali.MaskedImages]
 
 
 def open_data(config: Config) -> Data:
     """Index the images and their masks, without those that are excluded."""
     root, classes = config.data, config.classes
     if root is None:
-        root = masked_shapes_folder()
+        root = raydali.masked_shapes_folder()
         classes = f"{root}/classes.txt"
-    pairs = train_and_val(
+    pairs = raydali.open_masked(
         root,
         config.val_data,
         images=config.images,
@@ -143,27 +130,22 @@ def open_data(config: Config) -> Data:
         root=config.root,
         val_fraction=config.val_fraction,
     )
-    return Data(*exclude(config.exclude, *pairs))
+    return Data(*raydali.exclude(config.exclude, *pairs))
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model for a number of classes, with random weights."""
-    from raydali.training.models.segmentation import build
-
-    return build(config.model, classes)
+    return raydali.build_segmenter(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return what takes 8-bit images, and returns scores (N, classes, H, W)."""
-    from raydali.training.models.normalized import Normalized
-    from raydali.training.models.segmentation import WithAuxiliary
-
-    return Normalized(WithAuxiliary(model))
+    return raydali.Normalized(raydali.WithAuxiliary(model))
 
 
-def train_pipeline(config: Config) -> TrainImages:
+def train_pipeline(config: Config) -> raydali.TrainMasks:
     """Make the pipeline of training images."""
-    return TrainImages(
+    return raydali.TrainMasks(
         canvas=(config.crop_size, config.crop_size),
         base_size=config.base_size,
         scales=config.scales,
@@ -174,59 +156,51 @@ def train_pipeline(config: Config) -> TrainImages:
     )
 
 
-def val_pipeline(config: Config) -> ValidationImages:
+def val_pipeline(config: Config) -> raydali.ValidationMasks:
     """Make the pipeline of validation images."""
-    return ValidationImages(canvas=config.val_size, **config.decoding)
+    return raydali.ValidationMasks(canvas=config.val_size, **config.decoding)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network: "iou", "accuracy" and "loss"."""
-    from raydali.training.evaluation import segmentation
-
-    return segmentation.evaluate(network, val, len(val.source.classes))
+    return raydali.evaluate_segmenter(network, val, len(val.source.classes))
 
 
 def predictions(config: Config, scores: "torch.Tensor", paths: Sequence[str]) -> Mapping[str, bytes]:
     """Return the predicted masks as PNG files of class indices, for `raydali predict`."""
-    from raydali.training.evaluation.segmentation import mask_files
-
-    return mask_files(scores, paths)
+    return raydali.mask_files(scores, paths)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    # The driver does not need this slow import; without it, a mistyped option is reported at once.
     import torch
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.training.evaluation.segmentation import balanced_weights, cross_entropy
-    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
-
     if config.data is None:  # each node writes its own copy
-        data = data.relocate(masked_shapes_folder())
-    run = TrainingRun(config, session, samples=len(data.train))
+        data = data.relocate(raydali.masked_shapes_folder())
+    run = raydali.TrainingRun(config, session, samples=len(data.train))
     device, classes = run.worker.device, len(data.train.classes)
     model = run.synchronized(run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(lambda count: build_model(config, count), classes)
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    optimizer = raydali.build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
     trained = network(model, config).to(device)
-    weights = balanced_weights(data.train, run.worker) if config.class_weights == "balanced" else None
+    weights = raydali.balanced_pixel_weights(data.train, run.worker) if config.class_weights == "balanced" else None
 
     def loss(images: "torch.Tensor", masks: "torch.Tensor") -> "torch.Tensor":
-        return cross_entropy(trained(images), masks, weights, config.auxiliary)
+        return raydali.segmentation_loss(trained(images), masks, weights, config.auxiliary)
 
     differentiated = run.differentiated(model, loss)
     evaluated = run.inference(trained)
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["masks"])
             step.update(optimizer, max_norm=config.clip_grad)
@@ -244,18 +218,16 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
-        from raydali.training.models.segmentation import check_segmenter  # imports torchvision: seconds
-
-        check_segmenter(config.model)
+        raydali.check_segmenter(config.model)  # imports torchvision: seconds
 
 
 def describe(config: Config, data: Data) -> str:
     """Describe the data for the console."""
-    images = f"{plural(len(data.train), 'training image')}, {plural(len(data.val), 'validation image')}"
-    return f"{images} with masks, {plural(len(data.train.classes), 'class')}"
+    images = f"{raydali.plural(len(data.train), 'training image')}, {raydali.plural(len(data.val), 'validation image')}"
+    return f"{images} with masks, {raydali.plural(len(data.train.classes), 'class')}"
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="segmentation",
     config=Config,
     open_data=open_data,
@@ -275,4 +247,4 @@ JOB = Job(
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

@@ -15,40 +15,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raydali.data.builtin.moving_discs import moving_discs_folder
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.formats import train_and_val
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.settings import KINETICS, KINETICS_MEAN, KINETICS_STD
-from raydali.data.video.clips import VideoClips, check_clips, scan_videos
-from raydali.data.video.task import TrainClips, ValidationClips
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.options import require
-from raydali.launch.shared_options import ClassifierOptions, LabeledDataOptions, WeightsOptions
-from raydali.text import plural
-from raydali.training.learning_rates import PEAKS
+import raydali
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from raydali.data.load.loader import Loader
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(WeightsOptions, ClassifierOptions, LabeledDataOptions):
+class Config(raydali.WeightsOptions, raydali.ClassifierOptions, raydali.LabeledDataOptions):
     """Train a video classifier with Ray Train and NVIDIA DALI, each clip exactly once."""
 
     smaller_data = "videos stored nearer to --resize-size"
-    usual_inputs = KINETICS
-    usual_peaks: ClassVar = {**PEAKS, "sgd": 0.04, "adamw": 4e-4, "muon": 4e-4}
+    usual_inputs = raydali.KINETICS
+    usual_peaks: ClassVar = {**raydali.PEAKS, "sgd": 0.04, "adamw": 4e-4, "muon": 4e-4}
 
     batch_size: int = 8
     """Clips per micro-batch, which a device processes at once."""
@@ -79,8 +63,8 @@ class Config(WeightsOptions, ClassifierOptions, LabeledDataOptions):
     def __post_init__(self) -> None:
         """Check values; the stream and the pipelines check their own settings."""
         super().__post_init__()
-        check_clips(self.sequence_length, self.stride, self.step)
-        require(self, "decoders", least=1)
+        raydali.check_clips(self.sequence_length, self.stride, self.step)
+        raydali.require(self, "decoders", least=1)
 
 
 DISCS = Config(
@@ -106,42 +90,39 @@ FINE_TUNING = Config(epochs=15, optimizer="adamw", learning_rate=1e-4, weight_de
 # ---------------------------------------------------------------------------------------------------------------------
 # Data, network and evaluation, for training and for all commands
 
-Data = TrainAndVal[VideoClips]
+Data = raydali.TrainAndVal[raydali.VideoClips]
 
 
 def open_data(config: Config) -> Data:
     """Cut the videos into clips, without those that are excluded."""
-    videos = train_and_val(config.data or moving_discs_folder(), scan=scan_videos, **config.reading)
+    folder = config.data or raydali.moving_discs_folder()
+    videos = raydali.open_labeled(folder, scan=raydali.scan_videos, **config.reading)
     train, val = (
-        VideoClips.index(
+        raydali.VideoClips.index(
             files,
             sequence_length=config.sequence_length,
             stride=config.stride,
             step=config.step,
             skip_broken=config.skip_broken,
         )
-        for files in exclude(config.exclude, *videos)
+        for files in raydali.exclude(config.exclude, *videos)
     )
     return Data(train, val)
 
 
 def build_model(config: Config, classes: int) -> "nn.Module":
     """Build the model, with random weights."""
-    from raydali.training.models.classification import build_video_model
-
-    return build_video_model(config.model, classes)
+    return raydali.build_video_model(config.model, classes)
 
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return the model with its normalisation of 8-bit clips."""
-    from raydali.training.models.normalized import Normalized
-
-    return Normalized(model, config.mean or KINETICS_MEAN, config.std or KINETICS_STD)
+    return raydali.Normalized(model, config.mean or raydali.KINETICS_MEAN, config.std or raydali.KINETICS_STD)
 
 
-def train_pipeline(config: Config) -> TrainClips:
+def train_pipeline(config: Config) -> raydali.TrainClips:
     """Make the pipeline of training clips."""
-    return TrainClips(
+    return raydali.TrainClips(
         seed=config.seed,
         flip_probability=config.flip_probability,
         image_size=config.image_size,
@@ -149,57 +130,49 @@ def train_pipeline(config: Config) -> TrainClips:
     )
 
 
-def val_pipeline(config: Config) -> ValidationClips:
+def val_pipeline(config: Config) -> raydali.ValidationClips:
     """Make the pipeline of validation clips."""
-    return ValidationClips(image_size=config.image_size, resize_size=config.resize_size)
+    return raydali.ValidationClips(image_size=config.image_size, resize_size=config.resize_size)
 
 
-def loader(config: Config) -> "Callable[..., Loader]":
+def loader(config: Config) -> "Callable[..., raydali.Loader]":
     """Return the function that makes loaders."""
-    from raydali.data.load.make import make_video_loader
-
-    return partial(make_video_loader, decoders=config.decoders)
+    return partial(raydali.make_video_loader, decoders=config.decoders)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return the figures of a network on batches of validation clips."""
-    from raydali.training.evaluation import classification
-
-    return classification.evaluate(network, val.batches, val.worker, val.precision, inputs="clips")
+    return raydali.evaluate_classifier(network, val.batches, val.worker, val.precision, inputs="clips")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In every worker
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
-    # The driver does not need these slow imports; without them it reports a mistyped option at once.
+    # The driver does not need this slow import; without it, a mistyped option is reported at once.
     import torch
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.training.losses import classification_loss
-    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
-
     if config.data is None:  # each node writes its own copy
-        data = data.relocate(moving_discs_folder())
-    run = TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
+        data = data.relocate(raydali.moving_discs_folder())
+    run = raydali.TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
     device, classes = run.worker.device, len(data.train.classes)
     model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
     model = run.synchronized(model)
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), classes)
-    optimizer = build_optimizer(model=model, learning_rate=peak, **settings)
+    optimizer = raydali.build_optimizer(model=model, learning_rate=peak, **settings)
     run.register_state(model=model, optimizer=optimizer)
 
     trained = network(model, config).to(device)
-    criterion = classification_loss(data.train.one_each, classes, **config.weighting).to(device)
+    criterion = raydali.classification_loss(data.train.one_each, classes, **config.weighting).to(device)
     differentiated = run.differentiated(model, lambda clips, labels: criterion(trained(clips), labels))
     evaluated = run.inference(trained, inputs="clips")
     pipelines = train_pipeline(config), val_pipeline(config)
     with run.loaders(data, pipelines, make=loader(config)) as (train_loader, _):
         for step in run.steps(train_loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["clips"], batch["labels"])
             step.update(optimizer, max_norm=config.clip_grad)
@@ -217,18 +190,18 @@ def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
     train_pipeline(config), val_pipeline(config)
     if config.model != DISCS.model:
-        from raydali.training.models.classification import check_video_model  # imports torchvision: seconds
-
-        check_video_model(config.model, config.sequence_length, config.image_size)
+        raydali.check_video_model(
+            config.model, config.sequence_length, config.image_size
+        )  # imports torchvision: seconds
 
 
 def describe(config: Config, data: Data) -> str:
     """Describe the data for the console."""
-    clips = f"{plural(len(data.train), 'training clip')}, {plural(len(data.val), 'validation clip')}"
+    clips = f"{raydali.plural(len(data.train), 'training clip')}, {raydali.plural(len(data.val), 'validation clip')}"
     return f"{clips}, {config.describe(data.train.videos, data.val.videos, 'video')}"
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="video",
     config=Config,
     open_data=open_data,
@@ -249,4 +222,4 @@ JOB = Job(
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

@@ -1,5 +1,6 @@
-"""`from raydali import ...`: what a training loop of one's own gets, and the two examples in docs/examples."""
+"""This file tests what `import raydali` offers: to jobs, to copies of jobs, and to training loops of one's own."""
 
+import ast
 import json
 import re
 import subprocess
@@ -24,6 +25,7 @@ from tests.support.ranks import run_ranks
 EXAMPLES = ROOT / "docs/examples"
 BATCH, GLOBAL_BATCH, IMAGES, EPOCHS = 8, 32, 70, 3
 STEPS = EPOCHS * IMAGES // GLOBAL_BATCH
+PUBLIC = vars(raydali)["__all__"]
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_at_most_ten_names_are_exported_and_all_lazily() -> None:
-    assert len(raydali.__all__) <= 10
-    for name in raydali.__all__:
-        assert getattr(raydali, name).__doc__, name
-    assert set(raydali.__all__) == set(raydali._HOME) <= set(dir(raydali))
+def test_each_public_name_is_imported_when_it_is_asked_for() -> None:
+    assert all(hasattr(raydali, name) for name in PUBLIC) and set(PUBLIC) <= set(dir(raydali))
+    modules = {path.stem for path in (ROOT / "raydali").iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert not modules & set(PUBLIC), "an import of such a module would take the place of the name"
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         raydali.Trainer  # type: ignore[attr-defined]  # noqa: B018
     script = "import raydali, sys; print(sorted({'numpy', 'ray', 'torch', 'nvidia'} & {*sys.modules}))"
@@ -180,15 +181,35 @@ def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The examples
+# The jobs and the examples
+
+
+def _python() -> dict[str, str]:
+    """The Python that a user copies, by where it stands: jobs, examples, and blocks of pages."""
+    files = [*(ROOT / "jobs").glob("*.py"), *EXAMPLES.glob("*.py")]
+    texts = {file.name: file.read_text() for file in files}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        blocks = re.findall(r"^```(?:py|python)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        texts |= {f"{page.name}, {number}": block for number, block in enumerate(blocks)}
+    return texts
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=where) for where, text in _python().items()])
+def test_what_a_user_copies_needs_public_names_alone(text: str) -> None:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            assert not [alias.name for alias in node.names if alias.name.startswith("raydali.")]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("raydali"):
+            assert node.module == "raydali" and {alias.name for alias in node.names} <= set(PUBLIC)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "raydali":
+            assert node.attr in PUBLIC
 
 
 @pytest.mark.parametrize("name", ["ray_train.py", "torchrun.py"])
-def test_an_example_is_short_and_uses_the_public_names_alone(name: str) -> None:
+def test_an_example_is_short(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r'import |from |"""', line)]
     assert len(lines) <= 35
-    assert re.findall(r"(?:from|import) (raydali[\w.]*)", text) == ["raydali"]
 
 
 def _torchrun(folder: Path, processes: int, here: Path) -> "subprocess.Popen[str]":

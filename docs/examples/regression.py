@@ -11,29 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raydali.data.index.exclusion import exclude
-from raydali.data.index.files import absolute
-from raydali.data.index.labeled import LabeledFiles
-from raydali.data.index.list_lines import read_lines
-from raydali.data.index.source import TrainAndVal
-from raydali.data.tasks.classification import TrainImages, ValidationImages
-from raydali.launch.driver.command import run_job
-from raydali.launch.job import Job
-from raydali.launch.optimizer_options import ScheduleOptions
-from raydali.launch.options import ImageOptions
+import raydali
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from raydali.launch.worker.session import Session
-    from raydali.training.evaluation.validation import ValidationPass
-
-Data = TrainAndVal[LabeledFiles]
+Data = raydali.TrainAndVal[raydali.LabeledFiles]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ScheduleOptions, ImageOptions):
+class Config(raydali.ScheduleOptions, raydali.ImageOptions):
     """Train a network that estimates a number for each image."""
 
     data: str
@@ -46,36 +34,32 @@ class Config(ScheduleOptions, ImageOptions):
 
 def open_data(config: Config) -> Data:
     """Index the images of both lists; their labels are the numbers, float32 (N, 1)."""
-    sources, root = [], absolute(config.data)
+    sources, root = [], raydali.absolute(config.data)
     for split in ("train", "val"):
-        lines = read_lines(f"{root}/{split}.csv", root)
+        lines = raydali.read_lines(f"{root}/{split}.csv", root)
         numbers = np.array([[float(name)] for name in lines.names], np.float32)
-        sources.append(LabeledFiles(*lines.paths.packed(), labels=numbers[lines.labels], classes=()))
-    return Data(*exclude(config.exclude, *sources))
+        sources.append(raydali.LabeledFiles(*lines.paths.packed(), labels=numbers[lines.labels], classes=()))
+    return Data(*raydali.exclude(config.exclude, *sources))
 
 
 def build_model(config: Config, classes: int = 0) -> "nn.Module":
     """Build the model, which has one output."""
-    from raydali.training.models import classification
-
-    return classification.build_model(config.model, 1, config.image_size)
+    return raydali.build_classifier(config.model, 1, config.image_size)
 
 
-def evaluate(config: Config, network: "nn.Module", val: "ValidationPass") -> Mapping[str, Any]:
+def evaluate(config: Config, network: "nn.Module", val: "raydali.ValidationPass") -> Mapping[str, Any]:
     """Return "rmse", the root of the mean squared error, and "r2", the share of the variance that is explained."""
     import torch
 
-    from raydali.training.evaluation.validation import evaluating, require_read
-
     sums = torch.zeros(4, dtype=torch.float64, device=val.worker.device)
-    with torch.inference_mode(), evaluating(network):
+    with torch.inference_mode(), raydali.evaluating(network):
         for batch in val.batches:
             with val.precision.autocast():
                 outputs = network(batch["images"])
             numbers = batch["labels"].double()
             sums += torch.stack([torch.ones_like(numbers), numbers, numbers**2, (outputs - numbers) ** 2]).sum((1, 2))
     images, total, squares, errors = val.worker.sum(sums)
-    require_read(images.item(), val.batches)
+    raydali.require_read(images.item(), val.batches)
     r2 = 1 - errors / (squares - total**2 / images)
     return {"images": int(images), "rmse": (errors / images).sqrt().item(), "r2": r2.item()}
 
@@ -87,39 +71,36 @@ def predictions(config: Config, outputs: "torch.Tensor", paths: Sequence[str]) -
 
 def network(model: "nn.Module", config: Config) -> "nn.Module":
     """Return what takes 8-bit images, and returns their numbers (N, 1)."""
-    from raydali.training.models.normalized import Normalized
-
-    return Normalized(model)
+    return raydali.Normalized(model)
 
 
-def train_pipeline(config: Config) -> TrainImages:
+def train_pipeline(config: Config) -> raydali.TrainImages:
     """Make the pipeline of training images."""
-    return TrainImages(image_size=config.image_size, seed=config.seed, random_area=(0.6, 1.0), **config.decoding)
+    return raydali.TrainImages(
+        image_size=config.image_size, seed=config.seed, random_area=(0.6, 1.0), **config.decoding
+    )
 
 
-def val_pipeline(config: Config) -> ValidationImages:
+def val_pipeline(config: Config) -> raydali.ValidationImages:
     """Make the pipeline of validation images."""
-    return ValidationImages(image_size=config.image_size, **config.decoding)
+    return raydali.ValidationImages(image_size=config.image_size, **config.decoding)
 
 
-def train(config: Config, data: Data, session: "Session") -> None:
+def train(config: Config, data: Data, session: "raydali.Session") -> None:
     """Train from the newest checkpoint, or from the start, to the end of the stream."""
     from torch.nn import functional as F
 
-    from raydali.launch.worker.training_run import TrainingRun
-    from raydali.training.optim import build_optimizer, learning_rate, set_learning_rate
-
-    run = TrainingRun(config, session, samples=len(data.train))
+    run = raydali.TrainingRun(config, session, samples=len(data.train))
     model = run.synchronized(build_model(config).to(run.worker.device))
     peak = config.learning_rate or 1e-3
-    optimizer = build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
+    optimizer = raydali.build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)
     trained = network(model, config).to(run.worker.device)
     differentiated = run.differentiated(model, lambda images, numbers: F.l1_loss(trained(images), numbers))
     evaluated = run.inference(trained)
     with run.loaders(data, (train_pipeline(config), val_pipeline(config))) as (loader, _):
         for step in run.steps(loader):
-            set_learning_rate(optimizer, learning_rate(step.progress, peak=peak, **config.rates))
+            raydali.set_learning_rate(optimizer, raydali.learning_rate(step.progress, peak=peak, **config.rates))
             for batch in step:
                 step.backward(differentiated, batch["images"], batch["labels"])
             step.update(optimizer, max_norm=config.clip_grad)
@@ -129,7 +110,7 @@ def train(config: Config, data: Data, session: "Session") -> None:
                 run.close_epoch(metrics, score="r2", weights=model)
 
 
-JOB = Job(
+JOB = raydali.Job(
     name="regression",
     config=Config,
     open_data=open_data,
@@ -143,4 +124,4 @@ JOB = Job(
 )
 
 if __name__ == "__main__":
-    run_job(JOB)
+    raydali.run_job(JOB)

@@ -317,7 +317,7 @@ def job_in(folder: Path, change: Callable[[str], str]) -> Path:
         ("def val_pipeline", "def other_pipeline", "my_job.py val_pipeline"),
         ("def build_model", "def built", "my_job.py build_model"),
         ("from dataclasses", "import nothing_of_that_name\nfrom dataclasses", "my_job.py nothing_of_that_name"),
-        ("return ValidationImages(", "return dict(", "dict"),
+        ("return raydali.ValidationImages(", "return dict(", "dict"),
     ],
 )
 def test_other_jobs(untrained: RunFolder, tmp_path: Path, old: str, new: str, named: str) -> None:

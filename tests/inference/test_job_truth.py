@@ -40,13 +40,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "segmentation": {"epochs": 1, "crop_size": 32, "base_size": 40, "batch_size": 4, "global_batch_size": 48},
     "video": {"epochs": 1, "batch_size": 16, "global_batch_size": 64, "sequence_length": 4},
 }
-OF_MINE = """def mine(train: LabeledSource, val: LabeledSource) -> Data:
+OF_MINE = """def mine(train, val):
     {body}
 
 
 def build_model("""
-INDEX = "    return Data(*exclude(config.exclude, *train_and_val("
-VALIDATE = "return classification.evaluate(network, val.batches, val.worker, val.precision)"
+INDEX = "    return Data(*raydali.exclude(config.exclude, *images))"
+VALIDATE = "return raydali.evaluate_classifier(network, val.batches, val.worker, val.precision)"
 RUN_INFERENCE = "evaluated = run.inference("
 INFERENCE = "evaluated = run.inference(network(weights, config).to(device))"
 WITH_LOADERS = "with run.loaders("
@@ -73,10 +73,10 @@ AGREEING: dict[str, tuple[str, Changes]] = {
     "pipeline": ("imagenet", {"resize_size=config.resize_size, **": "resize_size=38, **"}),
     "loss": ("imagenet", {"criterion(trained(images), labels)": "3 * criterion(trained(images), labels)"}),
     "evaluation": ("imagenet", {VALIDATE: f"return {{**{VALIDATE[7:]}, 'zero': 0.0}}"}),
-    "boxes": ("detection", {"ValidationImages(image_size=config.image_size": "ValidationImages(image_size=80"}),
+    "boxes": ("detection", {"ValidationBoxes(image_size=config.image_size": "ValidationBoxes(image_size=80"}),
     "restored": ("restoration", {"mean=(0.0, 0.0, 0.0)": "mean=(0.1, 0.0, 0.0)"}),
     "masks": ("segmentation", {"canvas=config.val_size": "canvas=(170, 190)"}),
-    "clips": ("video", {"config.std or KINETICS_STD": "(0.3, 0.3, 0.3)"}),
+    "clips": ("video", {"config.std or raydali.KINETICS_STD": "(0.3, 0.3, 0.3)"}),
 }
 COMMANDS = {
     "imagenet": ("evaluate", "predict", "export"),
@@ -95,13 +95,15 @@ SWAPPED = """
             return self.network(images)[:, [1, 0, *range(2, classes)]]
 
     evaluated = run.inference(Swapped().to(device))"""
-OTHER_MEAN = """from raydali.training.models.normalized import Normalized
-    evaluated = run.inference(Normalized(weights, (0.505, 0.456, 0.406), config.std).to(device))"""
+OTHER_MEAN = "evaluated = run.inference(raydali.Normalized(weights, (0.505, 0.456, 0.406), config.std).to(device))"
 DISAGREEING: dict[str, tuple[str, Changes]] = {
     "a mean off by 0.02": ("imagenet", {INFERENCE: OTHER_MEAN}),
     "other weights": ("imagenet", {INFERENCE: INFERENCE.replace("weights", "build_model(config, classes)")}),
     "two classes": ("imagenet", {INFERENCE: SWAPPED}),
-    "pipeline": ("imagenet", {PASSED: PASSED.replace("val_pipeline(config)", "ValidationImages(image_size=32)")}),
+    "pipeline": (
+        "imagenet",
+        {PASSED: PASSED.replace("val_pipeline(config)", "raydali.ValidationImages(image_size=32)")},
+    ),
     "boxes": ("detection", {WITH_LOADERS: f"detector.model.transform.normalized.shift += 0.09\n    {WITH_LOADERS}"}),
     "restored": ("restoration", {RUN_INFERENCE: f"trained.shift += 0.02\n    {RUN_INFERENCE}"}),
     "masks": ("segmentation", {RUN_INFERENCE: f"trained.shift += 0.09\n    {RUN_INFERENCE}"}),
@@ -220,7 +222,7 @@ def test_what_is_not_checked_says_so(data: str, tmp_path: Path, capsys: pytest.C
 
 def test_other_samples_than_train_validated(data: str, tmp_path: Path) -> None:
     """train() drops samples that open_data(config) has: only an evaluation of these is wrong."""
-    run_begins = "run = TrainingRun(config"
+    run_begins = "run = raydali.TrainingRun(config"
     dropped = {run_begins: f"data = Data(data.train, data.val.drop(range(60)))\n    {run_begins}"}
     file = changed_copy("imagenet", dropped, tmp_path)
     run = trained_copy(file, tmp_path, **options_of("imagenet", data))

@@ -364,7 +364,7 @@ def build_model(config, classes):
     return Net(classes)
 
 
-JOB = Job("""
+JOB = raydali.Job("""
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ JOB = Job("""
 @pytest.mark.xdist_group("ray")
 def test_the_parts_of_a_worker_that_dies_are_done_by_others(tmp_path: Path) -> None:
     """The model is of a class in a job of the user."""
-    text = Path(imagenet.__file__).read_text().replace("JOB = Job(", MY_JOB)
+    text = Path(imagenet.__file__).read_text().replace("JOB = raydali.Job(", MY_JOB)
     (tmp_path / "my_job.py").write_text(text.replace("from functools", "import torch\nfrom functools", 1))
     job = load_job(tmp_path / "my_job.py")
     run = made_run(tmp_path, sys.modules[job.config.__module__], job.demo, CLASSES)
