@@ -7,8 +7,11 @@ so that `import raydali` is quick, with no torch, Ray or DALI.
 import logging
 import os
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
+
+from raydali.old_imports import OldImports
 
 # Triton 3.9 fuses multiplications with additions in raydali's kernels, and warns that Triton 3.10 will not by default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -22,6 +25,8 @@ _HOMES = {
 }
 """By public name, its module and its name there."""
 __all__ = sorted(_HOMES)
+
+sys.meta_path.append(OldImports(_HOMES))
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
 """This file tests what `import raydali` offers: to jobs, to copies of jobs, and to training loops of one's own."""
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -203,6 +204,35 @@ def test_what_a_user_copies_needs_public_names_alone(text: str) -> None:
             assert node.module == "raydali" and {alias.name for alias in node.names} <= set(PUBLIC)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "raydali":
             assert node.attr in PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("old", "remedy"),
+    [
+        ("raydali.data.sources.builtin.digits import digits_folder", "from raydali import digits_folder"),
+        (
+            "raydali.train.optim import (\n    learning_rate,\n    build_optimizer as build,\n)",
+            "learning_rate, build_o",
+        ),
+        ("raydali.sources.formats import train_and_val", "from raydali import open_labeled as train_and_val"),
+        ("raydali.data.sources.inner import of_no_use", "no public name of_no_use: `raydali new`"),
+    ],
+)
+def test_an_old_import_in_a_copied_job_names_the_new_one(old: str, remedy: str, tmp_path: Path) -> None:
+    text = (ROOT / "jobs/imagenet.py").read_text()
+    (tmp_path / "my_job.py").write_text(text.replace("import raydali\n", f"from {old}\n", 1))
+    env = environment(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "my_job.py", "--help"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 1 and last.startswith("ModuleNotFoundError: the module raydali.") and remedy in last
+
+
+def test_other_imports_fail_as_any() -> None:
+    assert importlib.util.find_spec("raydali.none") is None
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'raydali\.none'"):
+        importlib.import_module("raydali.none.none")
 
 
 @pytest.mark.parametrize("name", ["ray_train.py", "torchrun.py"])
