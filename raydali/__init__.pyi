@@ -68,20 +68,20 @@ from raydali.data.stream.stream import Stream as Stream
 from raydali.own_loop import measured as measured
 
 # Options of jobs
-from raydali.launch.optimizer_options import ScheduleOptions as ScheduleOptions
-from raydali.launch.options import Bounds as Bounds
-from raydali.launch.options import ImageOptions as ImageOptions
-from raydali.launch.options import require as require
-from raydali.launch.shared_options import AugmentationOptions as AugmentationOptions
-from raydali.launch.shared_options import ClassifierOptions as ClassifierOptions
-from raydali.launch.shared_options import FineTuningOptions as FineTuningOptions
-from raydali.launch.shared_options import LabeledDataOptions as LabeledDataOptions
-from raydali.launch.shared_options import MultiLabelOptions as MultiLabelOptions
-from raydali.launch.shared_options import RecipeOptions as RecipeOptions
-from raydali.launch.shared_options import RegularizationOptions as RegularizationOptions
-from raydali.launch.shared_options import StartingWeightsOptions as StartingWeightsOptions
-from raydali.launch.shared_options import WeightsOptions as WeightsOptions
-from raydali.launch.shared_options import require_data as require_data
+from raydali.options.optimizer import ScheduleOptions as ScheduleOptions
+from raydali.options.every_job import Bounds as Bounds
+from raydali.options.every_job import ImageOptions as ImageOptions
+from raydali.options.every_job import require as require
+from raydali.options.subjects import AugmentationOptions as AugmentationOptions
+from raydali.options.subjects import ClassifierOptions as ClassifierOptions
+from raydali.options.subjects import FineTuningOptions as FineTuningOptions
+from raydali.options.subjects import LabeledDataOptions as LabeledDataOptions
+from raydali.options.subjects import MultiLabelOptions as MultiLabelOptions
+from raydali.options.subjects import RecipeOptions as RecipeOptions
+from raydali.options.subjects import RegularizationOptions as RegularizationOptions
+from raydali.options.subjects import StartingWeightsOptions as StartingWeightsOptions
+from raydali.options.subjects import WeightsOptions as WeightsOptions
+from raydali.options.subjects import require_data as require_data
 from raydali.training.learning_rates import PEAKS as PEAKS
 
 # Networks and losses

@@ -40,7 +40,7 @@ from raydali.data.read.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.host.facts import version
 from raydali.host.standard_streams import outlive_readers
-from raydali.inference.options import WAIT_POLICY, InferenceOptions
+from raydali.options.inference import WAIT_POLICY, InferenceOptions
 from raydali.output import exit_codes, mark_warnings, one_sentence, parse_options
 
 DESCRIPTION = """Train models; measure and check the data, the machines and the runs.

@@ -18,8 +18,8 @@ from jobs import detection, restoration, segmentation, video
 from jobs.imagenet import DIGITS, Config
 from raydali.data.builtin.digits import digits_folder
 from raydali.data.index.labeled import LabeledFiles
-from raydali.launch.defaults import resolve
 from raydali.measure.records import RankRecord
+from raydali.options.defaults import resolve
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT, committed, descendants, environment, head, kill, wait_until_gone
 from tests.support.messages import mentions

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raydali.errors import CommandError, UsageError
-from raydali.inference.options import InferenceOptions
+from raydali.options.inference import InferenceOptions
 from raydali.output import JsonFile, require_there, require_writable, show, write_json
 from raydali.text import number, plural, printable, rate_text
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from raydali.errors import CommandError, UsageError
-from raydali.inference.options import InferenceOptions
+from raydali.options.inference import InferenceOptions
 from raydali.output import JsonFile, require_there, require_writable, write_json
 from raydali.run import local_files
 from raydali.text import plural
@@ -56,7 +56,7 @@ def main(options: Export) -> None:
     """
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
-    from raydali.launch.options import require
+    from raydali.options.every_job import require
 
     run_and_job = found_run(options.run, options.job)
     if run_and_job.job.task in ("detection", "video"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from raydali.errors import CommandError, UsageError
-from raydali.inference.options import InferenceOptions
+from raydali.options.inference import InferenceOptions
 from raydali.output import require_there, require_writable
 from raydali.text import plural, rate_text, summarize
 

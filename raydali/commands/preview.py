@@ -102,9 +102,9 @@ def _sheet(options: Preview, device: str) -> "Sheet":
     from raydali.data.load.make import make_loader
     from raydali.data.stream.stream import Once
     from raydali.inference.job_module import load_job
-    from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
     from raydali.launch.driver.job_file import find_job
+    from raydali.options.defaults import resolve
     from raydali.report.contact_sheet import Row, Sheet
 
     job = load_job(find_job(options.job))

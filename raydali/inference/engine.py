@@ -22,10 +22,10 @@ from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.host.hardware import PrecisionName, has_bf16
 from raydali.inference.check import Checked, check_run
-from raydali.inference.options import InferenceOptions
 from raydali.inference.parts import Calls, Part, PartByPart, PartWorker, cut
 from raydali.inference.task_results.task_results import Arrays, TaskResults
 from raydali.inference.trained_run import TrainedRun
+from raydali.options.inference import InferenceOptions
 from raydali.training.evaluation.validation import ValidationPass
 from raydali.training.forward_backward import Precision
 

@@ -17,7 +17,7 @@ from raydali.data.read.storage import reason
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.inference.job_module import FoundRun, found_run
-from raydali.launch.defaults import defaults_of, resolve
+from raydali.options.defaults import defaults_of, resolve
 from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_REFERENCE

@@ -14,12 +14,12 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.hardware import set_max_connections
 from raydali.inference.engine import Inference, PartResult
 from raydali.inference.job_module import PREFIX
-from raydali.inference.options import WAIT_POLICY
 from raydali.inference.parts import Part
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
-from raydali.launch.options import LaunchOptions
 from raydali.launch.trainer import WORKER_ENVIRONMENT
+from raydali.options.every_job import LaunchOptions
+from raydali.options.inference import WAIT_POLICY
 from raydali.output import gpu_names
 from raydali.text import error_line, plural, rate_text
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.host import start_clock
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.text import plural
 
 if TYPE_CHECKING:

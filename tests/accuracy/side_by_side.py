@@ -79,9 +79,9 @@ def train_here(seed: int, folder: Path, *, cpus: int, options: Sequence[str], ho
     from jobs.imagenet import DIGITS, FINE_TUNING, Config, Data, train
     from raydali.data.builtin.digits import digits_folder
     from raydali.data.index.formats import train_and_val
-    from raydali.launch.defaults import resolve
     from raydali.launch.driver.command import parse
     from raydali.launch.worker.run_worker import resolve_on_hardware
+    from raydali.options.defaults import resolve
     from raydali.run.folder import CONFIG, EPOCHS
     from tests.support.ranks import LocalSession, folder_of
 

@@ -9,8 +9,8 @@ import pytest
 from jobs.imagenet import Config
 from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.stream.read_together import ReadTogether
-from raydali.launch.defaults import Facts, resolve
 from raydali.launch.driver.option_checks import tell_amplification, window_warning
+from raydali.options.defaults import Facts, resolve
 from tests.support.messages import mentions
 
 GROUP = 100

@@ -8,9 +8,9 @@ import pytest
 
 from jobs import detection, imagenet, restoration, segmentation, video
 from raydali.errors import UsageError
-from raydali.launch.options import TrainingOptions
 from raydali.measure.costs import Straggler
 from raydali.measure.verdict import CAUSES, Finding, describe
+from raydali.options.every_job import TrainingOptions
 from tests.support.messages import mentions
 
 JOBS: list[TrainingOptions] = [job.Config() for job in (imagenet, detection, restoration, segmentation, video)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.report.tracking import IDS, parse_trackers, tracked
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions

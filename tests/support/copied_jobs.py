@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from raydali.inference.job_module import load_job
-from raydali.launch.defaults import resolve
 from raydali.launch.job import Job
+from raydali.options.defaults import resolve
 from raydali.run.folder import RunFolder
 from tests.support.cluster import ROOT
 from tests.support.job_ranks import train_rank

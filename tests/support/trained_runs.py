@@ -13,9 +13,9 @@ import torch
 
 from raydali.inference.engine import Inference, PartResult
 from raydali.inference.parts import Part
-from raydali.launch.defaults import resolve
 from raydali.launch.driver.starting_weights import model_facts
-from raydali.launch.options import LaunchOptions
+from raydali.options.defaults import resolve
+from raydali.options.every_job import LaunchOptions
 from raydali.run.folder import CONFIG, FORM, RunFolder
 from raydali.run.model_file import BestWeights, write_model
 

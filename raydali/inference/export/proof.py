@@ -26,7 +26,7 @@ from raydali.inference.engine import Inference, joined
 from raydali.inference.export.exported_model import ImageNetwork
 from raydali.inference.export.formats import Images, Outputs
 from raydali.inference.task_results.classification import THRESHOLD
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 
 SHARE_OF_RANGE = 0.01
 """The largest difference of logits that is taken for rounding, as a share of the range of all logits."""

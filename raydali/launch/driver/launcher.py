@@ -17,7 +17,6 @@ from raydali.data.index.validation_set import warn_of_overlap
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
-from raydali.launch.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
 from raydali.launch.driver.option_checks import check, check_loader, crop_warning, tell_amplification, warnings_of
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
@@ -32,7 +31,8 @@ from raydali.launch.driver.starting_weights import (
     read_starting_weights,
 )
 from raydali.launch.job import Job
-from raydali.launch.options import PLACEMENT_OPTIONS, LaunchOptions
+from raydali.options.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
+from raydali.options.every_job import PLACEMENT_OPTIONS, LaunchOptions
 from raydali.report.console import Console
 from raydali.report.html.text import recipe_lines
 from raydali.report.tracking import tracked

@@ -14,11 +14,11 @@ from raydali.data.tasks.settings import default_resize_size
 from raydali.errors import UsageError
 from raydali.extras import default_loader, require_dali, require_extra
 from raydali.host.cpu_times import usable_cores
-from raydali.launch.defaults import HIGH_AMPLIFICATION, Facts, amplification
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import Placement
-from raydali.launch.options import LaunchOptions
+from raydali.options.defaults import HIGH_AMPLIFICATION, Facts, amplification
+from raydali.options.every_job import LaunchOptions
 from raydali.text import plural
 
 

@@ -21,7 +21,7 @@ from raydali.host.cpu_times import load, usable_cores
 from raydali.launch import fork_server
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS
 from raydali.launch.fork_server import OWN_SERVER
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.text import plural
 
 WORKERS_PER_CORE = 8

@@ -6,7 +6,7 @@ from itertools import islice
 
 from raydali.errors import UsageError
 from raydali.launch.driver.cluster import Cluster
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.text import plural
 
 DEFAULT_CPU_WORKERS = 2

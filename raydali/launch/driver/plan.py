@@ -15,9 +15,9 @@ from raydali.errors import UsageError
 from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
-from raydali.launch.options import LaunchOptions, TrainingOptions
 from raydali.measure.forecast import OF_LENGTH, Forecast, Measured
 from raydali.measure.memory import OUT_OF_MEMORY
+from raydali.options.every_job import LaunchOptions, TrainingOptions
 from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
 from raydali.report.html.text import NOT_MEASURED

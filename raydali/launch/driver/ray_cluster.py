@@ -19,7 +19,7 @@ from raydali.launch import fork_server
 from raydali.launch.driver.autoscaler import read_growth
 from raydali.launch.driver.cluster import NO_GROWTH, Cluster, connected_cluster
 from raydali.launch.driver.own_ray import cpus_for, own_ray
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.text import error_line
 
 ANSWER_SECONDS = 5.0

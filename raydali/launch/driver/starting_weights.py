@@ -14,8 +14,8 @@ from raydali.launch.driver.cluster import call_on_nodes
 from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.job import Job
-from raydali.launch.options import LaunchOptions
-from raydali.launch.shared_options import StartingWeightsOptions
+from raydali.options.every_job import LaunchOptions
+from raydali.options.subjects import StartingWeightsOptions
 from raydali.run.find import newest_step, place_of
 from raydali.run.folder import RunFolder
 from raydali.text import error_line, plural, summarize

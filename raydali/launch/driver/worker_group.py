@@ -18,7 +18,7 @@ from raydali.launch.channel import DriverChannel
 from raydali.launch.driver.endings import describe_deaths
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.job import WorkerTask
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.run.events import Failure, Left, Started, WorkerAddress
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Heartbeat, HeartbeatEnded, Message, WorkerError

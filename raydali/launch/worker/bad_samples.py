@@ -26,8 +26,8 @@ from raydali.data.read.reading import OUTAGES, Outage, causes
 from raydali.data.stream.stream import Order, OrderedPass
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import DataError, NodeError
-from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.session import Session
+from raydali.options.every_job import TrainingOptions
 from raydali.run.events import Quarantined, StorageRetried
 from raydali.run.folder import EVENTS
 from raydali.text import plural, summarize

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from raydali.data.read.storage import reason
 from raydali.data.stream.stream import Stream
 from raydali.errors import DivergedError
-from raydali.launch.options import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
+from raydali.options.every_job import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.run.folder import EPOCHS
 from raydali.run.model_file import BestWeights
 from raydali.run.sample_trace import SampleTrace, drop_samples

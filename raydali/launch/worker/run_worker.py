@@ -22,12 +22,12 @@ from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import GpuEnergy, kernel_sees_gpu, versions
 from raydali.host.hardware import cpu_facts, fastest_precision, has_bf16
 from raydali.launch.channel import Interrupted
-from raydali.launch.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.launch.job import WorkerTask
 from raydali.launch.worker.reporting import HeartbeatThread, forwarded_warnings
 from raydali.launch.worker.run_meter import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
 from raydali.launch.worker.shared_cache import shared_cache
+from raydali.options.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.run.attempt import Attempt
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import CONFIG

@@ -13,12 +13,12 @@ from raydali.data.load.loader import Batch
 from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
-from raydali.launch.options import TrainingOptions
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.run_state import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
+from raydali.options.every_job import TrainingOptions
 from raydali.run.sample_trace import SampleTrace
 from raydali.training.evaluation.validation import ValidationForward
 from raydali.training.forward_backward import ForwardBackward, Precision

@@ -37,8 +37,6 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.extras import default_loader
 from raydali.host import start_clock
 from raydali.launch.channel import Interrupted
-from raydali.launch.options import TrainingOptions
-from raydali.launch.shared_options import StartingWeightsOptions
 from raydali.launch.worker.bad_samples import check_samples
 from raydali.launch.worker.rehearsal import Rehearsal
 from raydali.launch.worker.run_meter import RunMeter
@@ -46,6 +44,8 @@ from raydali.launch.worker.run_state import Stateful
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.short_run import ShortRun, limited
 from raydali.launch.worker.step import RunParts, Step, require
+from raydali.options.every_job import TrainingOptions
+from raydali.options.subjects import StartingWeightsOptions
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.training.evaluation.reference import Reference, ReferenceWatch

@@ -14,7 +14,7 @@ from raydali.launch.driver import autoscaler
 from raydali.launch.driver.autoscaler import config_on_head
 from raydali.launch.driver.cluster import UNKNOWN, AutoscalerCapacity, Cluster, Group, growth_of
 from raydali.launch.driver.placement import Placement, resolve_placement
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from tests.support.messages import mentioning, mentions
 
 CONFIG: dict[str, Any] = {

@@ -16,8 +16,8 @@ from raydali.launch.driver.loop import Driver
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
 from raydali.launch.driver.recorder import RunRecorder
-from raydali.launch.options import LaunchOptions
 from raydali.launch.trainer import GroupEnd, fit
+from raydali.options.every_job import LaunchOptions
 from raydali.report.console import Console
 from raydali.run.attempt import ATTEMPT, Attempt
 from raydali.run.events import Failure, Left, Preemption, Resumed, Started

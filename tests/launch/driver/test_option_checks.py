@@ -10,13 +10,13 @@ import pytest
 
 from jobs import detection, imagenet, segmentation, video
 from raydali.errors import UsageError
-from raydali.launch.defaults import resolve
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.launcher import launch
 from raydali.launch.driver.option_checks import warnings_of
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.starting_weights import check_one_sample
-from raydali.launch.options import LaunchOptions
+from raydali.options.defaults import resolve
+from raydali.options.every_job import LaunchOptions
 from raydali.report.console import Console
 from tests.support.messages import mentioning, mentions
 

@@ -17,7 +17,7 @@ import os, sys, ray, ray._private.services as services
 from raydali.launch.driver import own_node
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.command import run_main
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 
 own_node.WARN_SECONDS = 1.0
 if len(sys.argv) > 1:

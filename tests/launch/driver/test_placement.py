@@ -8,7 +8,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import resolve_placement
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from tests.support.messages import mentioning
 
 

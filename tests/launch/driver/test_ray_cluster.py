@@ -9,7 +9,7 @@ from raydali.commands.doctor import nodes_of_cluster
 from raydali.errors import UsageError
 from raydali.launch.driver import ray_cluster
 from raydali.launch.driver.ray_cluster import connect
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from tests.support.messages import mentioning
 
 ADDRESSES = ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1", "127.0.0.1:65536", "host.invalid:6379", "head"]

@@ -12,7 +12,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver.launcher import STREAM_SETTINGS, launch
 from raydali.launch.driver.plan import with_largest_batch
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
-from raydali.launch.options import PLACEMENT_OPTIONS
+from raydali.options.every_job import PLACEMENT_OPTIONS
 from raydali.report.console import Console
 from raydali.run.folder import FORM, RunFolder
 from tests.support.messages import mentioning, mentions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.imagenet import Config, build_model
 from raydali.errors import UsageError
-from raydali.launch.defaults import Facts, resolve
+from raydali.options.defaults import Facts, resolve
 from raydali.training.models.classification import on_meta
 from raydali.training.optim import build_optimizer
 from raydali.training.recipe import RECIPES, Settings, find_recipe, micro_batch

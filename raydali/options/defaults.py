@@ -28,7 +28,7 @@ from raydali.data.tasks.classification import validation_size
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.extras import default_loader
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
-from raydali.launch.options import LaunchOptions
+from raydali.options.every_job import LaunchOptions
 from raydali.training.recipe import find_recipe, micro_batch
 
 HARDWARE_OPTIONS = "precision", "compile", "fused"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.launch.options import LaunchOptions, TrainingOptions
+from raydali.options.every_job import LaunchOptions, TrainingOptions
 from tests.support.messages import mentioning
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raydali.errors import UsageError
-from raydali.launch.options import Bounds, TrainingOptions, require
+from raydali.options.every_job import Bounds, TrainingOptions, require
 from raydali.training.learning_rates import PEAKS, OptimizerName, parse_schedule
 
 if TYPE_CHECKING:

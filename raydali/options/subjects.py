@@ -11,8 +11,8 @@ from raydali.data.tasks.classification import ImageSizes
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
-from raydali.launch.optimizer_options import OptimizerOptions
-from raydali.launch.options import AT_LEAST_0, AT_LEAST_1, Bounds, ImageOptions, TrainingOptions
+from raydali.options.every_job import AT_LEAST_0, AT_LEAST_1, Bounds, ImageOptions, TrainingOptions
+from raydali.options.optimizer import OptimizerOptions
 from raydali.text import plural, summarize
 from raydali.training.recipe import find_recipe
 

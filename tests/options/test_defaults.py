@@ -19,11 +19,11 @@ from raydali.data.stream.class_mixing import ClassMixing
 from raydali.data.tasks.settings import KINETICS_MEAN, KINETICS_STD
 from raydali.errors import UsageError
 from raydali.host.hardware import COMPILE_PAYS_FROM, cpu_facts, fastest_precision
-from raydali.launch.defaults import Facts, resolve
 from raydali.launch.driver.option_checks import check_loader, crop_warning, window_warning
 from raydali.launch.driver.resume import PreviousRun, changes
 from raydali.launch.worker import run_worker
 from raydali.launch.worker.run_worker import resolve_on_hardware
+from raydali.options.defaults import Facts, resolve
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, RankWarning

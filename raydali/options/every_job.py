@@ -221,7 +221,7 @@ class TrainingOptions(LaunchOptions):
     smaller_data: ClassVar[str] = "images stored smaller"
     """Data that would cost less to read and decode, for the verdict's advice."""
     usual_inputs: ClassVar[Mapping[str, Any]] = {}
-    """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of launch/defaults.py."""
+    """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of defaults.py."""
 
     learning_rate: Annotated[float | None, Bounds(above=0)] = None
     """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from raydali.launch.options import LaunchOptions
+    from raydali.options.every_job import LaunchOptions
 
 WAIT_POLICY = "OMP_WAIT_POLICY", "passive"
 """The environment variable that lets PyTorch's threads sleep while they wait, and its value. By default, a thread of
@@ -48,7 +48,7 @@ class InferenceOptions:
         Raises:
             UsageError: they cannot be used.
         """
-        from raydali.launch.options import LaunchOptions, require
+        from raydali.options.every_job import LaunchOptions, require
 
         require(self, "batch_size", least=1)
         return LaunchOptions(
