@@ -68,7 +68,6 @@ from raydali.data.stream.stream import Stream as Stream
 from raydali.own_loop import measured as measured
 
 # Options of jobs
-from raydali.options.optimizer import ScheduleOptions as ScheduleOptions
 from raydali.options.every_job import Bounds as Bounds
 from raydali.options.every_job import ImageOptions as ImageOptions
 from raydali.options.every_job import require as require
@@ -79,6 +78,7 @@ from raydali.options.subjects import LabeledDataOptions as LabeledDataOptions
 from raydali.options.subjects import MultiLabelOptions as MultiLabelOptions
 from raydali.options.subjects import RecipeOptions as RecipeOptions
 from raydali.options.subjects import RegularizationOptions as RegularizationOptions
+from raydali.options.subjects import ScheduleOptions as ScheduleOptions
 from raydali.options.subjects import StartingWeightsOptions as StartingWeightsOptions
 from raydali.options.subjects import WeightsOptions as WeightsOptions
 from raydali.options.subjects import require_data as require_data

@@ -1,4 +1,4 @@
-"""The defaults of options that depend on facts about a run, each with its reason: `resolve` fills them in.
+"""This file has the defaults of options that depend on facts about a run, each with its reason; see `resolve`.
 
     fact                                          options whose default depends on it
     what is installed                             loader

@@ -1,4 +1,4 @@
-"""The options of every job: placement, storage, stream, fault tolerance and training."""
+"""This file has the options of every job: placement, storage, stream, fault tolerance and training."""
 
 import operator
 from collections.abc import Callable, Mapping

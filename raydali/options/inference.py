@@ -1,4 +1,4 @@
-"""The options that commands on trained runs share."""
+"""This file has the options that commands on trained runs share."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
