@@ -39,6 +39,7 @@ from raydali.data.tasks import classification
 from raydali.data.video.clips import EXTENSIONS, VideoClips, scan_videos
 from raydali.errors import RaydaliError, UsageError
 from raydali.inference.trained_run import TrainedRun
+from raydali.options.subjects import MultiLabelOptions
 from raydali.run.data_contents import compared_contents
 from raydali.text import summarize
 
@@ -111,7 +112,7 @@ def _labeled_files(run: TrainedRun, data: str, root: str | None, label_column: s
     if label_column is not None:
         options["label_column"] = label_column
     scan = scan_videos if run.job.task == "video" else None
-    several = getattr(run.config, "multi_label", False)
+    several = isinstance(run.config, MultiLabelOptions) and run.config.multi_label
     files = labeled_images(data, root, run.classes, scan, multi_label=several, **options)
     labeled: LabeledSource = _with_classes(run, data, *exclude(None, files))
     return labeled

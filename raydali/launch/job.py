@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from raydali.data.index.source import TrainAndVal
 from raydali.data.tasks.pipeline import Pipeline
 from raydali.host import start_clock
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.text import plural
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from raydali.run.folder import RunFolder
     from raydali.training.weights.matching import MatchedWeights
 
-Config = TypeVar("Config", bound=LaunchOptions)
+Config = TypeVar("Config", bound=TrainingOptions)
 Task = Literal["classification", "detection", "restoration", "segmentation", "video"]
 
 
-def describe_sizes(_: LaunchOptions, data: TrainAndVal[Any]) -> str:
+def describe_sizes(_: TrainingOptions, data: TrainAndVal[Any]) -> str:
     """Return the sizes of both sets, for the console."""
     return f"{plural(len(data.train), 'training sample')}, {plural(len(data.val), 'validation sample')}"
 
@@ -101,7 +101,7 @@ class WorkerTask:
     data: "ray.ObjectRef[Any]"
     samples: int
     weights: "ray.ObjectRef[MatchedWeights | None]"
-    options: LaunchOptions
+    options: TrainingOptions
     folder: "RunFolder"
     attempt: str
     marks: list[start_clock.Mark]

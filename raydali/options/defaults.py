@@ -28,7 +28,8 @@ from raydali.data.tasks.classification import validation_size
 from raydali.data.tasks.settings import IMAGENET_MEAN, IMAGENET_STD, default_resize_size
 from raydali.extras import default_loader
 from raydali.host.hardware import COMPILE_PAYS_FROM, fastest_precision
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
+from raydali.options.subjects import RecipeOptions
 from raydali.training.recipe import find_recipe, micro_batch
 
 HARDWARE_OPTIONS = "precision", "compile", "fused"
@@ -53,7 +54,7 @@ _MAX_GROUPS = 8
 _WINDOWS_OF_MICRO_BATCH = 8
 """Windows that each micro-batch of a step goes through, at least: two micro-batches read the first and the last one."""
 
-Options = TypeVar("Options", bound=LaunchOptions)
+Options = TypeVar("Options", bound=TrainingOptions)
 Labels = NDArray[np.int64]
 
 
@@ -99,17 +100,17 @@ def resolve(given: Options, kept: Mapping[str, Any], facts: Facts | None = None)
     return options
 
 
-def defaults_of(config: type[LaunchOptions]) -> dict[str, Any]:
+def defaults_of(config: type[TrainingOptions]) -> dict[str, Any]:
     """Return the settings that a run has if its `config.json` lacks them: options that are newer than the run."""
     return {option.name: option.default for option in fields(config) if option.default is not MISSING}
 
 
-def open_options(options: LaunchOptions, *names: str) -> list[str]:
+def open_options(options: TrainingOptions, *names: str) -> list[str]:
     """Return which of these options the job has without a value yet."""
     return [name for name in names if getattr(options, name, False) is None]
 
 
-def _loader_and_kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
+def _loader_and_kept(options: TrainingOptions, kept: Mapping[str, Any], _: Facts) -> dict[str, Any]:
     """Choose DALI, since it is faster, or PyTorch's loader where DALI is not installed, as on macOS.
 
     Keep what an earlier start has chosen: another choice would change the order or the numbers of the run.
@@ -118,12 +119,12 @@ def _loader_and_kept(options: LaunchOptions, kept: Mapping[str, Any], _: Facts) 
     return loader | {name: kept.get(name) for name in open_options(options, *HARDWARE_OPTIONS, *SHUFFLE_OPTIONS)}
 
 
-def _known_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> list[Mapping[str, Any]]:
+def _known_inputs(options: TrainingOptions, kept: Mapping[str, Any], facts: Facts) -> list[Mapping[str, Any]]:
     """Return the known inputs of the model, those that count most first."""
-    return [kept, facts.weights_inputs or {}, {**MODEL_INPUTS, **getattr(options, "usual_inputs", {})}]
+    return [kept, facts.weights_inputs or {}, {**MODEL_INPUTS, **options.usual_inputs}]
 
 
-def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _model_inputs(options: TrainingOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose the inputs that the starting weights were trained with, else the usual ones of the job's models."""
     candidates, values = _known_inputs(options, kept, facts), dict[str, Any]()
     for name in open_options(options, *MODEL_INPUTS):
@@ -132,7 +133,7 @@ def _model_inputs(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts)
     return values
 
 
-def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _resize_size(options: TrainingOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose the size of the run or the weights, if validation images have theirs; else 8/7 of this size, as usual."""
     if not open_options(options, "resize_size"):
         return {}
@@ -142,7 +143,7 @@ def _resize_size(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) 
     return {"resize_size": next(filter(None, sizes), None) or default_resize_size(size or 0)}
 
 
-def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _batches(options: TrainingOptions, kept: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Give each of the largest number of workers a full micro-batch.
 
     A recipe gives the global batch instead, and the largest micro-batch: with more workers they get smaller ones. A
@@ -153,14 +154,14 @@ def _batches(options: LaunchOptions, kept: Mapping[str, Any], facts: Facts) -> d
     if size is None:
         return {"global_batch_size": options.batch_size * workers} if facts.workers else {}
     batch_size, began = options.batch_size, kept.get("order_batch_size") or kept.get("batch_size")
-    recipe = getattr(options, "recipe", None)
+    recipe = options.recipe if isinstance(options, RecipeOptions) else None
     if recipe is not None and batch_size == find_recipe(recipe).settings.batch_size:
         batch_size = began or micro_batch(size, batch_size, workers)
     order = None if began == batch_size else began
     return {"global_batch_size": size, "batch_size": batch_size, "order_batch_size": order}
 
 
-def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _blocks(options: TrainingOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose blocks only for samples that are read with their neighbours, as rows of Parquet are by row groups.
 
     A full shuffle would read a row group for each sample. If it reads more than `HIGH_AMPLIFICATION` times the bytes of
@@ -194,14 +195,14 @@ def _blocks(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[
     return {"shuffle_block": block, "shuffle_window": stream.shuffle_window, "shuffle_apart": True}
 
 
-def _window(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _window(options: TrainingOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Mix enough blocks that a global batch of samples sorted by class has as many classes as in a full shuffle."""
     if facts.workers is None or not options.shuffle_block or options.shuffle_window is not None:
         return {}
     return {"shuffle_window": fitting_window(facts.labels, options.stream(facts.samples))}
 
 
-def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def _hardware(options: TrainingOptions, _: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """Choose the fastest precision of all devices, and compile on GPUs in runs that are long enough to gain from it.
 
     Compiled models on GPUs have fused operations, which need less of the GPU's memory bandwidth. But without a CUDA
@@ -210,24 +211,22 @@ def _hardware(options: LaunchOptions, _: Mapping[str, Any], facts: Facts) -> dic
     if facts.device is None or not open_options(options, *HARDWARE_OPTIONS):
         return {}
     on_gpu = facts.device == "cuda"
-    hardware = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
-    compiled, fused = hardware.get("compile"), hardware.get("fused")
+    compiled, fused = options.compile, options.fused
     if compiled is None:
         pays = options.stream(facts.samples).steps >= COMPILE_PAYS_FROM
         compiled = on_gpu and (pays or fused is True)
-    values = {
-        "precision": hardware.get("precision") or fastest_precision(facts.device, bf16=facts.bf16),
+    return {
+        "precision": options.precision or fastest_precision(facts.device, bf16=facts.bf16),
         "compile": compiled,
-        "fused": on_gpu and compiled and (getattr(options, "cuda_graph", True) if fused is None else fused),
+        "fused": on_gpu and compiled and (options.cuda_graph if fused is None else fused),
     }
-    return {name: values[name] for name in hardware}
 
 
-def amplification(stream: Stream, options: LaunchOptions, facts: Facts) -> float:
+def amplification(stream: Stream, options: TrainingOptions, facts: Facts) -> float:
     """Return how many bytes a worker reads for a byte of its samples; 1 if samples are read one by one."""
     together: ReadTogether | None = getattr(facts.source, "read_together", None)
     if together is None or together.fits or facts.workers is None:
         return 1.0
     # PyTorch's loader has a process for each thread, and each of them reads for itself.
-    processes = facts.cpus if getattr(options, "loader", None) == "torch" else 1
+    processes = facts.cpus if options.loader == "torch" else 1
     return max(together.amplification(stream, workers, processes) for workers in {*facts.workers})

@@ -25,6 +25,7 @@ from raydali.data.tasks.settings import DecoderSettings
 from raydali.errors import UsageError
 from raydali.inference.trained_run import TrainedRun
 from raydali.inference.worst import worst_of
+from raydali.options.subjects import MultiLabelOptions
 from raydali.text import printable
 from raydali.training.evaluation.restoration import per_image, restored_files
 
@@ -155,7 +156,7 @@ def results_class(run: TrainedRun) -> type[TaskResults]:
     task = run.job.task
     if task is None:
         return TaskResults
-    several = task == "classification" and getattr(run.config, "multi_label", False)
+    several = task == "classification" and isinstance(run.config, MultiLabelOptions) and run.config.multi_label
     place = {"video": "classification", "restoration": "task_results"}.get(task, task)
     module = import_module(f"{__package__}.{place}")
     found: type[TaskResults] = getattr(module, "MultiLabel" if several else task.capitalize())

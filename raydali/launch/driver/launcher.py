@@ -32,7 +32,8 @@ from raydali.launch.driver.starting_weights import (
 )
 from raydali.launch.job import Job
 from raydali.options.defaults import SHUFFLE_OPTIONS, Facts, defaults_of, resolve
-from raydali.options.every_job import PLACEMENT_OPTIONS, LaunchOptions
+from raydali.options.every_job import PLACEMENT_OPTIONS, TrainingOptions
+from raydali.options.subjects import StartingWeightsOptions
 from raydali.report.console import Console
 from raydali.report.html.text import recipe_lines
 from raydali.report.tracking import tracked
@@ -58,7 +59,7 @@ STREAM_SETTINGS = (
 """Settings that a resume must repeat, since the stream depends on them."""
 
 
-def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds: float | None = None) -> None:
+def launch(job: Job[Any], given: TrainingOptions, console: Console, short_seconds: float | None = None) -> None:
     """Train with these options: begin the run of that name, or resume it.
 
     Args:
@@ -112,10 +113,10 @@ def launch(job: Job[Any], given: LaunchOptions, console: Console, short_seconds:
     check_freeze(options, build, classes)
     check_one_sample(job, options, data)
     matched = None
-    if weights is not None:
+    if weights is not None and isinstance(options, StartingWeightsOptions):
         from raydali.training.weights.matching import match
 
-        matched = match(weights, build, len(classes), classes, getattr(options, "new_layers", None))
+        matched = match(weights, build, len(classes), classes, options.new_layers)
     if warning := crop_warning(options):
         console.warn(warning)
     with _created(folder), connect(options, console.warn) as connected:
@@ -208,6 +209,6 @@ def _model_facts(
     return facts if category_ids is None else facts | {"category_ids": category_ids.tolist()}
 
 
-def _settings(options: LaunchOptions, data: TrainAndVal[Any], sha256: str | None) -> dict[str, Any]:
+def _settings(options: TrainingOptions, data: TrainAndVal[Any], sha256: str | None) -> dict[str, Any]:
     facts = {"form": FORM, "samples": len(data.train), "fingerprint": data.train.fingerprint, SHA256: sha256}
     return asdict(options) | facts

@@ -18,24 +18,24 @@ from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import Placement
 from raydali.options.defaults import HIGH_AMPLIFICATION, Facts, amplification
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
+from raydali.options.subjects import OptimizerOptions
 from raydali.text import plural
 
 
-def check_loader(options: LaunchOptions, tell: Callable[[str], None]) -> None:
+def check_loader(options: TrainingOptions, tell: Callable[[str], None]) -> None:
     """Tell that the default is the slower loader, because NVIDIA DALI is not installed.
 
     Raises:
         UsageError: the loader that was given is not installed.
     """
-    loader = getattr(options, "loader", "synthetic")
-    if loader == "dali":
+    if options.loader == "dali":
         require_dali("--loader dali", "leave --loader out")
-    if loader is None and default_loader() == "torch":
+    if options.loader is None and default_loader() == "torch":
         tell("NVIDIA DALI is not installed here, so PyTorch's loader is used, which is slower")
 
 
-def check(options: LaunchOptions, samples: int, placement: Placement | None = None) -> None:
+def check(options: TrainingOptions, samples: int, placement: Placement | None = None) -> None:
     """Refuse options that cannot be used; with a placement also those that depend on the cluster.
 
     Raises:
@@ -50,7 +50,7 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
     global_batch_size = options.global_batch_size or options.batch_size * workers
     stream = replace(options, global_batch_size=global_batch_size).stream(samples)
     stream.micro_batches_of(0, workers)
-    if getattr(options, "optimizer", "") in ("lamb", "lars"):
+    if isinstance(options, OptimizerOptions) and options.optimizer in ("lamb", "lars"):
         require_extra("timm", "timm", "LAMB and LARS")
     if not options.sync_bn:
         return
@@ -66,7 +66,7 @@ def check(options: LaunchOptions, samples: int, placement: Placement | None = No
 
 
 def warnings_of(
-    options: LaunchOptions,
+    options: TrainingOptions,
     placement: Placement,
     cluster: Cluster,
     samples: int,
@@ -107,7 +107,7 @@ def warnings_of(
         yield f"the cluster ({cluster}) has room for {placement.reachable} of at most {plural(workers, 'worker')}"
 
 
-def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int64] | None) -> str:
+def window_warning(options: TrainingOptions, samples: int, labels: NDArray[np.int64] | None) -> str:
     """Return a warning about shuffling in blocks with these labels; empty for none."""
     stream = options.stream(samples)
     if not stream.shuffle_block or labels is None:
@@ -132,7 +132,7 @@ def window_warning(options: LaunchOptions, samples: int, labels: NDArray[np.int6
     )
 
 
-def crop_warning(options: LaunchOptions) -> str:
+def crop_warning(options: TrainingOptions) -> str:
     """Return a warning about a centre crop of less than half of the side; empty for none."""
     side, shorter = validation_size(vars(options)), getattr(options, "resize_size", None)
     if side is None or shorter is None or 2 * side >= shorter:
@@ -145,8 +145,8 @@ def crop_warning(options: LaunchOptions) -> str:
 
 
 def tell_amplification(
-    before: LaunchOptions,
-    options: LaunchOptions,
+    before: TrainingOptions,
+    options: TrainingOptions,
     facts: Facts,
     tell: Callable[[str], None],
     warn: Callable[[str], None],

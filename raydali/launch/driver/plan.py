@@ -17,7 +17,7 @@ from raydali.launch.driver.resume import previous_run
 from raydali.launch.job import Job
 from raydali.measure.forecast import OF_LENGTH, Forecast, Measured
 from raydali.measure.memory import OUT_OF_MEMORY
-from raydali.options.every_job import LaunchOptions, TrainingOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
 from raydali.report.html.text import NOT_MEASURED
@@ -51,7 +51,7 @@ class _QuietConsole(Console):
 
 
 def plan(
-    job: Job[Any], options: LaunchOptions, *, seconds: float, gpus: int, bandwidth: float | None, json: str | None
+    job: Job[Any], options: TrainingOptions, *, seconds: float, gpus: int, bandwidth: float | None, json: str | None
 ) -> None:
     """Plan a run with these options of the job; print the table, and write the file of `--json`.
 
@@ -66,7 +66,7 @@ def plan(
         write_json(forecast, json)
 
 
-def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
+def with_largest_batch(job: Job[Any], given: TrainingOptions) -> TrainingOptions:
     """Return the options with the largest `batch_size` that fits into the GPUs, or with the run's own, if it exists.
 
     A short run measures the memory at the given size, or at smaller ones if that does not fit; a second one proves the
@@ -102,7 +102,7 @@ def with_largest_batch(job: Job[Any], given: LaunchOptions) -> LaunchOptions:
 
 
 @contextmanager
-def _short_run(job: Job[Any], options: LaunchOptions, seconds: float, **changes: Any) -> Iterator[RunFolder]:
+def _short_run(job: Job[Any], options: TrainingOptions, seconds: float, **changes: Any) -> Iterator[RunFolder]:
     """Run a job for a short time, with `changes` of its options; yield the folder of the run, which is removed then.
 
     Raises:
@@ -120,7 +120,7 @@ def _short_run(job: Job[Any], options: LaunchOptions, seconds: float, **changes:
 
 
 def _planned(
-    job: Job[Any], options: LaunchOptions, seconds: float, gpus: int, bandwidth: float | None
+    job: Job[Any], options: TrainingOptions, seconds: float, gpus: int, bandwidth: float | None
 ) -> dict[str, Any]:
     print(f"training for {seconds:g} s in a folder of its own in {options.storage}", flush=True)
     with _short_run(job, options, seconds) as folder:
@@ -138,7 +138,7 @@ def compiled_anew(settings: Mapping[str, Any], phases: Mapping[str, float]) -> b
 
 
 def _forecast(
-    folder: RunFolder, options: LaunchOptions, gpus: int, bandwidth: float | None, waited: float
+    folder: RunFolder, options: TrainingOptions, gpus: int, bandwidth: float | None, waited: float
 ) -> dict[str, Any]:
     ended, records, settings = time.time(), folder.rows(EPOCHS), folder.read_json(CONFIG)
     (group,) = folder.read_json(LEDGER)["groups"]

@@ -14,7 +14,7 @@ from raydali.launch.driver.cluster import call_on_nodes
 from raydali.launch.driver.job_file import describe_job
 from raydali.launch.driver.resume import PreviousRun
 from raydali.launch.job import Job
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.options.subjects import StartingWeightsOptions
 from raydali.run.find import newest_step, place_of
 from raydali.run.folder import RunFolder
@@ -35,7 +35,7 @@ MODEL_SETTINGS = "model", "image_size", "resize_size", "interpolation", "mean", 
 
 
 def read_starting_weights(
-    options: LaunchOptions, folder: RunFolder, earlier: PreviousRun | None
+    options: TrainingOptions, folder: RunFolder, earlier: PreviousRun | None
 ) -> "tuple[str | None, Weights | None]":
     """Return the SHA-256 of the weights in `--weights`, and the weights if the run needs them.
 
@@ -57,20 +57,20 @@ def read_starting_weights(
     return weights.sha256, None if resumes else weights
 
 
-def check_freeze(options: LaunchOptions, build: "Callable[[int], nn.Module]", classes: Sequence[str]) -> None:
+def check_freeze(options: TrainingOptions, build: "Callable[[int], nn.Module]", classes: Sequence[str]) -> None:
     """Check that `--freeze` leaves some parameters of the job's model to train.
 
     Raises:
         UsageError: it does not, or it matches none.
     """
-    if (pattern := getattr(options, "freeze", None)) is not None:
+    if isinstance(options, StartingWeightsOptions) and options.freeze is not None:
         from raydali.training.finetuning import freeze
         from raydali.training.models.classification import on_meta
 
-        freeze(on_meta(partial(build, len(classes))), pattern)
+        freeze(on_meta(partial(build, len(classes))), options.freeze)
 
 
-def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[Any]) -> None:
+def check_one_sample(job: Job[Any], options: TrainingOptions, data: TrainAndVal[Any]) -> None:
     """Check that the network can be trained on micro-batches of one sample, if they are that small.
 
     Raises:
@@ -84,8 +84,8 @@ def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[An
     def build() -> "nn.Module":
         model = job.build_model(options, len(classes_of(data.train)))
         network = job.network(model, options).train()
-        if (pattern := getattr(options, "freeze", None)) is not None:
-            freeze(model, pattern)
+        if isinstance(options, StartingWeightsOptions) and options.freeze is not None:
+            freeze(model, options.freeze)
         return network
 
     for pipeline, _ in groupby(map(job.train_pipeline(options).in_epoch, range(options.epochs))):
@@ -103,7 +103,7 @@ def check_one_sample(job: Job[Any], options: LaunchOptions, data: TrainAndVal[An
             )
 
 
-def check_imports(options: LaunchOptions, warn: Callable[[str], None]) -> None:
+def check_imports(options: TrainingOptions, warn: Callable[[str], None]) -> None:
     """Check that each node of the cluster can import the module of `--model timm:NAME` or `--model MODULE:FACTORY`.
 
     Args:

@@ -18,7 +18,7 @@ from raydali.launch.channel import DriverChannel
 from raydali.launch.driver.endings import describe_deaths
 from raydali.launch.driver.hang_detection import HangWatch
 from raydali.launch.job import WorkerTask
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.run.events import Failure, Left, Started, WorkerAddress
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Heartbeat, HeartbeatEnded, Message, WorkerError
@@ -126,7 +126,7 @@ def worker_task(
     train: Callable[..., None],
     data: TrainAndVal[Any],
     weights: "MatchedWeights | None",
-    options: LaunchOptions,
+    options: TrainingOptions,
     folder: RunFolder,
     attempt: str,
     short_seconds: float | None = None,

@@ -190,13 +190,13 @@ def resolve_on_hardware(options: Options, session: Session, *, samples: int) -> 
         kept = worker.from_first(kept)
         before = resolve(options, kept)
         options = resolve(before, kept, Facts(samples=samples, device=worker.device.type, bf16=bf16))
-        values = {name: getattr(options, name) for name in HARDWARE_OPTIONS if hasattr(options, name)}
+        values = {name: getattr(options, name) for name in HARDWARE_OPTIONS}
         new = {name: value for name, value in values.items() if value != getattr(before, name)}
         if first and new:
             with folder.must_answer():
                 folder.write_json(CONFIG, kept | new)
             session.emit(OptionsChosen(options=new))
-    if first and not bf16 and getattr(options, "precision", None) == "bf16":
+    if first and not bf16 and options.precision == "bf16":
         faster = fastest_precision(worker.device.type, bf16=False)
         session.warn(f"--precision bf16 is slow, since not every device here supports it: {faster} is faster")
     return options

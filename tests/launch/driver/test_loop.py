@@ -17,7 +17,7 @@ from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.ray_cluster import ConnectedRay
 from raydali.launch.driver.recorder import RunRecorder
 from raydali.launch.trainer import GroupEnd, fit
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.report.console import Console
 from raydali.run.attempt import ATTEMPT, Attempt
 from raydali.run.events import Failure, Left, Preemption, Resumed, Started
@@ -56,7 +56,7 @@ class Play:
         self._steps: Iterator[Any] = iter(())
         self._end: Any = None
         self._interrupt = Interrupt()
-        options = LaunchOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
+        options = TrainingOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
         task: Any = MagicMock(options=options, folder=self.folder, channel=self)
         self.recorder = records = RunRecorder(task, print, Console())
         placement = Placement(*workers, 1, False, workers[1])

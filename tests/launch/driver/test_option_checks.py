@@ -16,12 +16,12 @@ from raydali.launch.driver.option_checks import warnings_of
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.starting_weights import check_one_sample
 from raydali.options.defaults import resolve
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.report.console import Console
 from tests.support.messages import mentioning, mentions
 
 
-def warned(options: LaunchOptions, samples: int, workers: int) -> list[str]:
+def warned(options: TrainingOptions, samples: int, workers: int) -> list[str]:
     placement = Placement(workers, workers, cpus=1, gpu=False, reachable=workers)
     return [*warnings_of(options, placement, Cluster({"a": (64, 0)}, {}), samples, None, own=False)]
 
@@ -38,7 +38,7 @@ def warned(options: LaunchOptions, samples: int, workers: int) -> list[str]:
 def test_epochs_of_fewer_than_two_steps_are_told(
     batch_size: int, size: int, samples: int, workers: int, given: dict[str, int]
 ) -> None:
-    options = LaunchOptions(batch_size=batch_size, global_batch_size=size, epochs=3)
+    options = TrainingOptions(batch_size=batch_size, global_batch_size=size, epochs=3)
     (warning,) = warned(options, samples, workers)
     assert mentions(warning, f"{size} {samples:,}") and len(warning) <= 160
     advised = re.findall(r"(--[a-z-]+) (\d+)", warning)
@@ -54,8 +54,8 @@ def test_epochs_of_fewer_than_two_steps_are_told(
 
 
 def test_two_steps_or_more_are_not_warned_of() -> None:
-    assert not warned(LaunchOptions(batch_size=8, global_batch_size=16), 32, 2)
-    assert not warned(LaunchOptions(batch_size=1, global_batch_size=2), 3, 2)  # there is nothing smaller
+    assert not warned(TrainingOptions(batch_size=8, global_batch_size=16), 32, 2)
+    assert not warned(TrainingOptions(batch_size=1, global_batch_size=2), 3, 2)  # there is nothing smaller
 
 
 SEGMENTER = "deeplabv3_mobilenet_v3_large"
