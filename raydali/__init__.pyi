@@ -68,9 +68,9 @@ from raydali.data.stream.stream import Stream as Stream
 from raydali.own_loop import measured as measured
 
 # Options of jobs
-from raydali.options.every_job import Bounds as Bounds
+from raydali.options.placement import Bounds as Bounds
 from raydali.options.every_job import ImageOptions as ImageOptions
-from raydali.options.every_job import require as require
+from raydali.options.placement import require as require
 from raydali.options.subjects import AugmentationOptions as AugmentationOptions
 from raydali.options.subjects import ClassifierOptions as ClassifierOptions
 from raydali.options.subjects import FineTuningOptions as FineTuningOptions

@@ -58,7 +58,6 @@ def main(options: Evaluate) -> None:
     for name, value in columns.items():
         if value is not None and options.data is None:
             raise UsageError(f"--{name.replace('_', '-')} {value} is for other samples: give --data too")
-    placement = options.launch
 
     from raydali.inference import workers
     from raydali.inference.check import beside_run
@@ -72,7 +71,7 @@ def main(options: Evaluate) -> None:
     task_results = results_class(run)(run, *labeled_samples(run, options.data, **columns))
     own = options.data is None
     inference, checked = checked_inference(run, task_results, options, evaluates=True, own_data=own)
-    results = [*workers.results(inference, inference.parts, placement)]
+    results = [*workers.results(inference, inference.parts, options)]
     every, metrics = joined(results), inference.metrics(results)
     evaluation = task_results.evaluation(every.arrays)
     result: dict[str, Any] = {

@@ -15,6 +15,7 @@ import tyro
 
 from raydali.errors import CommandError, UsageError
 from raydali.options.inference import InferenceOptions
+from raydali.options.placement import AT_LEAST_1
 from raydali.output import JsonFile, require_there, require_writable, write_json
 from raydali.run import local_files
 from raydali.text import plural
@@ -39,7 +40,7 @@ class Export(InferenceOptions):
     """File, which must not exist. Default: the run's name, and .onnx or .pt2, in this folder."""
     precision: Literal["fp32"] = "fp32"
     """Floats of the proof."""
-    images: int = 500
+    images: Annotated[int, AT_LEAST_1] = 500
     """Number of images that the file is proved on, evenly from all samples."""
     data: str | None = None
     """Samples with labels for the proof. Default: the validation samples of the run."""
@@ -56,19 +57,16 @@ def main(options: Export) -> None:
     """
     # All that needs no PyTorch, whose import takes seconds.
     from raydali.inference.job_module import found_run
-    from raydali.options.every_job import require
 
     run_and_job = found_run(options.run, options.job)
     if run_and_job.job.task in ("detection", "video"):
         raise UsageError(f"{run_and_job.folder} {NOT_EXPORTED}")
     require_there("--data", options.data)
-    require(options, "images", least=1)
     require_writable("--json", options.json)
     output = Path(options.output or run_and_job.folder.name + ENDINGS[options.to]).expanduser()
     require_writable("--output", str(output))
     if output.exists():
         raise UsageError(f"--output {output} exists: give another one, or remove it")
-    placement = options.launch
 
     from raydali.data.broken.quarantine import none_read
     from raydali.extras import require_extra
@@ -107,7 +105,7 @@ def main(options: Export) -> None:
     _print(proof, format.reader, len(broken))
     agreed = None
     if proof.holds and proof.answers:
-        agreed = agreement(inference, placement, proof, several=model.network.answer == "labels")
+        agreed = agreement(inference, options, proof, several=model.network.answer == "labels")
     result: dict[str, Any] = {
         "run": str(run.folder),
         "weights": run.weights.origin,

@@ -61,7 +61,6 @@ def main(options: Predict) -> None:
     require_there("the path", options.data)
     output = Path(options.output).expanduser().absolute()
     require_writable("--output", str(output) if output.suffix else f"{output}.parts")
-    placement = options.launch
 
     from raydali.inference import workers
     from raydali.inference.engine import checked_inference
@@ -91,7 +90,7 @@ def main(options: Predict) -> None:
     seconds, done, precision = 0.0, 0, ""
     with ThreadPoolExecutor(1) as writer:  # the device goes on meanwhile
         writing = writer.submit(lambda: None)
-        for result in workers.results(inference, missing, placement):
+        for result in workers.results(inference, missing, options):
             writing.result()
             writing = writer.submit(predictions.write_part, result, task_results)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)

@@ -18,8 +18,8 @@ from raydali.inference.parts import Part
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.trainer import WORKER_ENVIRONMENT
-from raydali.options.every_job import LaunchOptions
 from raydali.options.inference import WAIT_POLICY
+from raydali.options.placement import PlacementOptions
 from raydali.output import gpu_names
 from raydali.text import error_line, plural, rate_text
 
@@ -32,7 +32,7 @@ RESULTS_AHEAD = 4
 _log = logging.getLogger(__name__)
 
 
-def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions) -> Iterator[PartResult]:
+def results(inference: Inference, parts: Sequence[Part], options: PlacementOptions) -> Iterator[PartResult]:
     """Yield the results of some parts, in any order; shows the progress of slow ones.
 
     Without a cluster, one worker needs no Ray. A part of a worker that has died is done by another.
@@ -57,7 +57,7 @@ def results(inference: Inference, parts: Sequence[Part], options: LaunchOptions)
         yield result
 
 
-def _results(inference: Inference, parts: Sequence[Part], options: LaunchOptions) -> Iterator[PartResult]:
+def _results(inference: Inference, parts: Sequence[Part], options: PlacementOptions) -> Iterator[PartResult]:
     most = options.worker_range[1] if options.worker_range else max(1, 0 if options.no_gpu else len(gpu_names()))
     if not os.environ.get("RAY_ADDRESS") and most == 1:
         gpu = bool(gpu_names()) and not options.no_gpu

@@ -1,18 +1,17 @@
-"""This file has the options of every job: placement, storage, stream, fault tolerance and training."""
+"""This file has the options of every job besides the workers: storage, stream, fault tolerance and training."""
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from inspect import get_annotations
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from raydali.data.read.node_cache.cache_entries import CacheOption
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
+from raydali.options.placement import AT_LEAST_0, AT_LEAST_1, Bounds, PlacementOptions, require
 from raydali.report.tracking import parse_trackers
 from raydali.run.folder import USUAL_STORAGE
 
@@ -45,32 +44,15 @@ MAX_PROFILED = 200
 """A trace of 200 steps takes some hundred MB, which is as much as a browser shows."""
 
 
-class Bounds(NamedTuple):
-    """The range of a numeric option, in its annotation. An option that was not given (None) passes."""
-
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    most: float | None = None
-
-
-_COMPARISONS = ("at least", operator.ge), ("above", operator.gt), ("below", operator.lt), ("at most", operator.le)
-"""The words and the operator of each of these bounds."""
-AT_LEAST_0, AT_LEAST_1 = Bounds(least=0), Bounds(least=1)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class TrainingOptions(PlacementOptions):
     """Base of a job's config, whose fields are the options of the command line."""
 
-    workers: str | None = None
-    """Number of workers, or MIN:MAX to grow and shrink with the cluster. Default: one per GPU, or 2 without GPUs."""
-    cpus_per_worker: Annotated[int | None, AT_LEAST_1] = None
-    """CPU cores per worker. Default: the cores per GPU of a node, or an equal share of the cores."""
-    gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Require GPUs. Default: use GPUs if the cluster has any, else CPUs."""
-    no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train on CPUs, even if there are GPUs."""
+    smaller_data: ClassVar[str] = "images stored smaller"
+    """Data that would cost less to read and decode, for the verdict's advice."""
+    usual_inputs: ClassVar[Mapping[str, Any]] = {}
+    """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of defaults.py."""
+
     storage: str = USUAL_STORAGE
     """Folder for all runs, shared by all nodes, or a URI such as s3://bucket/runs."""
     name: str | None = None
@@ -128,14 +110,41 @@ class LaunchOptions:
     track: str | None = None
     """Trackers in addition to TensorBoard: mlflow, wandb, or mlflow,wandb. Their packages must be installed."""
 
+    learning_rate: Annotated[float | None, Bounds(above=0)] = None
+    """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
+    weight_decay: Annotated[float, AT_LEAST_0] = 5e-5
+    """Weight decay; by default not of normalisation layers and biases."""
+    precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
+    """Precision of forward and backward pass; weights stay in fp32. With fp64, which is slow, weights are in
+    fp64: to compare runs. Default: bf16 if the hardware has it, else fp16 on GPUs, fp32 on CPUs; a resume keeps it."""
+    compile: bool | None = None
+    """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
+    10000 steps; a resume keeps it."""
+    fused: bool | None = None
+    """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
+    Default: with a CUDA graph; a resume keeps it."""
+    cuda_graph: bool = True
+    """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
+    ceiling: bool = True
+    """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
+    loader: Literal["dali", "torch", "synthetic"] | None = None
+    """Loader: dali; torch (PyTorch's DataLoader); synthetic (one batch that stays on the device). Default: dali if it
+    is installed, else torch."""
+    profile_steps: str | None = None
+    """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
+    exclude: str | None = None
+    """File with samples to leave out, one path per line, as `raydali verify -o FILE` writes it."""
+    max_bad_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.001
+    """Maximum share of samples that are broken and replaced before the run ends. One sample is always allowed, except
+    with 0."""
+
     def __post_init__(self) -> None:
-        _ = self.worker_range, self.trackers
+        super().__post_init__()
+        _ = self.trackers, self.profiled
         if self.cache is not None:
             CacheOption.parse(self.cache)
-        if self.gpu and self.no_gpu:
-            raise UsageError("--gpu and --no-gpu exclude each other: give at most one of them")
-        for name, bounds in _bounds_of(type(self)).items():
-            require(self, name, **bounds._asdict())
         if self.shuffle_window and not self.shuffle_block:
             raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: also give --shuffle-block")
         for name in ("hang_timeout", "start_timeout"):
@@ -144,24 +153,11 @@ class LaunchOptions:
                     f"--{name.replace('_', '-')} must be 0 or at least {LEAST_TIMEOUT}, not {timeout:g}: "
                     "workers report progress every 2 s"
                 )
-
-    @cached_property
-    def worker_range(self) -> tuple[int, int] | None:
-        """(minimum, maximum) of workers, or None without such an option.
-
-        Raises:
-            UsageError: no such range.
-        """
-        if self.workers is None:
-            return None
-        try:
-            low, _, high = self.workers.partition(":")
-            minimum, maximum = int(low), int(high or low)
-        except ValueError:
-            raise UsageError(f"--workers must be a number or MIN:MAX, such as 4 or 2:8, not {self.workers}") from None
-        if not 1 <= minimum <= maximum:
-            raise UsageError(f"--workers must be at least 1, and MIN at most MAX, not {self.workers}")
-        return minimum, maximum
+        require(self, "warmup_epochs", least=0, below=self.epochs)
+        if self.fused and self.compile is False:
+            raise UsageError(
+                "--fused needs --compile, which puts fused operations into the model: give both, or neither"
+            )
 
     @property
     def group_timeout(self) -> timedelta:
@@ -213,55 +209,6 @@ class LaunchOptions:
             order_batch_size=self.order_batch_size,
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(LaunchOptions):
-    """Options of jobs that train a network by steps of an optimizer."""
-
-    smaller_data: ClassVar[str] = "images stored smaller"
-    """Data that would cost less to read and decode, for the verdict's advice."""
-    usual_inputs: ClassVar[Mapping[str, Any]] = {}
-    """The usual inputs of the job's models, where they differ from `MODEL_INPUTS` of defaults.py."""
-
-    learning_rate: Annotated[float | None, Bounds(above=0)] = None
-    """Peak learning rate, at the end of the warm-up. Default: chosen by the job."""
-    warmup_epochs: float | None = None
-    """Epochs of linear warm-up of the learning rate from zero. Default: 5, or a third of --epochs if that is less."""
-    weight_decay: Annotated[float, AT_LEAST_0] = 5e-5
-    """Weight decay; by default not of normalisation layers and biases."""
-    precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
-    """Precision of forward and backward pass; weights stay in fp32. With fp64, which is slow, weights are in
-    fp64: to compare runs. Default: bf16 if the hardware has it, else fp16 on GPUs, fp32 on CPUs; a resume keeps it."""
-    compile: bool | None = None
-    """Compile the model with torch.compile, which takes up to a minute per start. Default: on GPUs, in runs of at least
-    10000 steps; a resume keeps it."""
-    fused: bool | None = None
-    """On GPUs, compute BatchNorm, addition and ReLU of compiled models in one operation, which reads and writes less.
-    Default: with a CUDA graph; a resume keeps it."""
-    cuda_graph: bool = True
-    """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
-    ceiling: bool = True
-    """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
-    loader: Literal["dali", "torch", "synthetic"] | None = None
-    """Loader: dali; torch (PyTorch's DataLoader); synthetic (one batch that stays on the device). Default: dali if it
-    is installed, else torch."""
-    profile_steps: str | None = None
-    """Steps to profile: A:B writes a trace of steps A to B-1 of each rank to traces/, for ui.perfetto.dev."""
-    exclude: str | None = None
-    """File with samples to leave out, one path per line, as `raydali verify -o FILE` writes it."""
-    max_bad_fraction: Annotated[float, Bounds(least=0, below=1)] = 0.001
-    """Maximum share of samples that are broken and replaced before the run ends. One sample is always allowed, except
-    with 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.profiled
-        require(self, "warmup_epochs", least=0, below=self.epochs)
-        if self.fused and self.compile is False:
-            raise UsageError(
-                "--fused needs --compile, which puts fused operations into the model: give both, or neither"
-            )
-
     @cached_property
     def profiled(self) -> range | None:
         """The steps in `profile_steps`.
@@ -304,28 +251,3 @@ class ImageOptions(TrainingOptions):
     def decoding(self) -> dict[str, Any]:
         """The decoding options that the job's pipelines take."""
         return {"hw_decoder_load": self.hw_decoder_load, "largest_image": self.largest_image}
-
-
-def _bounds_of(options: type) -> dict[str, Bounds]:
-    """Return the bounds of options by name; a class that declares an option again need not repeat its bounds."""
-    declared = [pair for base in reversed(options.__mro__) for pair in get_annotations(base).items()]
-    return {
-        name: bounds
-        for name, annotation in declared
-        for bounds in getattr(annotation, "__metadata__", ())
-        if isinstance(bounds, Bounds)
-    }
-
-
-def require(options: object, name: str, **bounds: float | None) -> None:
-    """Refuse a numeric option outside its `Bounds`; one that was not given (None) passes.
-
-    Raises:
-        UsageError: naming the option, its value and the range.
-    """
-    value = getattr(options, name)
-    pairs = zip(_COMPARISONS, Bounds(**bounds), strict=True)
-    limits = [(word, holds, bound) for (word, holds), bound in pairs if bound is not None]
-    if value is not None and not all(holds(value, bound) for _, holds, bound in limits):
-        wanted = " and ".join(f"{word} {bound}" for word, _, bound in limits)
-        raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, not {value}")

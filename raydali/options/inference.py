@@ -1,12 +1,11 @@
 """This file has the options that commands on trained runs share."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-if TYPE_CHECKING:
-    from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import AT_LEAST_1, PlacementOptions
 
 WAIT_POLICY = "OMP_WAIT_POLICY", "passive"
 """The environment variable that lets PyTorch's threads sleep while they wait, and its value. By default, a thread of
@@ -15,7 +14,7 @@ each other. It must be set before PyTorch is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceOptions:
+class InferenceOptions(PlacementOptions):
     """A run, and where its model runs."""
 
     run: tyro.conf.Positional[str]
@@ -28,29 +27,9 @@ class InferenceOptions:
     """Go on although the job's network does not compute what the run computed. The result says so."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
     """Floats of the forward pass. Default: as in the run. CPUs without bf16 compute in fp32."""
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Samples that a device processes at once. Default: as in the run."""
     workers: str | None = None
     """Number of workers. Default: one per GPU; on CPUs one, or 2 on a cluster."""
-    cpus_per_worker: int | None = None
-    """CPU cores per worker. Default: the cores per GPU of a node, or an equal share of the cores."""
-    gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Require GPUs. Default: use GPUs if there are any, else CPUs."""
-    no_gpu: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Use CPUs, even if there are GPUs."""
     loader: Literal["dali", "torch"] | None = None
     """Loader: dali, or torch (PyTorch's DataLoader). Default: dali if it is installed, else torch."""
-
-    @property
-    def launch(self) -> "LaunchOptions":
-        """The options that decide where the model runs.
-
-        Raises:
-            UsageError: they cannot be used.
-        """
-        from raydali.options.every_job import LaunchOptions, require
-
-        require(self, "batch_size", least=1)
-        return LaunchOptions(
-            workers=self.workers, cpus_per_worker=self.cpus_per_worker, gpu=self.gpu, no_gpu=self.no_gpu
-        )

@@ -11,7 +11,8 @@ from raydali.data.tasks.classification import ImageSizes
 from raydali.data.tasks.pipeline import Interpolation
 from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
-from raydali.options.every_job import AT_LEAST_0, AT_LEAST_1, Bounds, ImageOptions, TrainingOptions, require
+from raydali.options.every_job import ImageOptions, TrainingOptions
+from raydali.options.placement import AT_LEAST_0, AT_LEAST_1, Bounds, require
 from raydali.text import plural, summarize
 from raydali.training.learning_rates import PEAKS, OptimizerName, parse_schedule
 from raydali.training.recipe import find_recipe

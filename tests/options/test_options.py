@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.options.every_job import LaunchOptions, TrainingOptions
+from raydali.options.every_job import TrainingOptions
 from tests.support.messages import mentioning
 
 
@@ -14,19 +14,19 @@ from tests.support.messages import mentioning
     [(None, None), ("1", (1, 1)), ("4", (4, 4)), ("2:8", (2, 8)), ("3:3", (3, 3)), ("1:64", (1, 64))],
 )
 def test_ranges_of_workers(workers: str | None, expected: tuple[int, int] | None) -> None:
-    assert LaunchOptions(workers=workers).worker_range == expected
+    assert TrainingOptions(workers=workers).worker_range == expected
 
 
 @pytest.mark.parametrize("workers", ["x", "", ":", ":4", "2:x", "2:3:4", "2-4", "1.5", "2:8.0"])
 def test_what_is_no_range_of_workers(workers: str) -> None:
     with pytest.raises(UsageError, match=mentioning(f"--workers {workers} 4 2:8")):
-        LaunchOptions(workers=workers)
+        TrainingOptions(workers=workers)
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "0:4", "-2:2", "3:2", "4:0"])
 def test_ranges_without_workers(workers: str) -> None:
     with pytest.raises(UsageError, match=mentioning(f"--workers {workers} 1")):
-        LaunchOptions(workers=workers)
+        TrainingOptions(workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_ranges_without_workers(workers: str) -> None:
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=mentioning(message)):
-        LaunchOptions(**options)
+        TrainingOptions(**options)
 
 
 def test_fused_layers_need_compilation() -> None:
@@ -51,7 +51,7 @@ def test_fused_layers_need_compilation() -> None:
 
 def test_bounds_themselves_are_fine() -> None:
     for max_failures in (-1, 0, 7):
-        assert LaunchOptions(cpus_per_worker=1, max_failures=max_failures).max_failures == max_failures
+        assert TrainingOptions(cpus_per_worker=1, max_failures=max_failures).max_failures == max_failures
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_bounds_themselves_are_fine() -> None:
     ],
 )
 def test_process_groups_wait_longer_than_the_driver(timeouts: dict[str, Any], expected: float) -> None:
-    assert LaunchOptions(**timeouts).group_timeout.total_seconds() == expected
+    assert TrainingOptions(**timeouts).group_timeout.total_seconds() == expected
 
 
 def test_checkpoints_of_every_nth_epochs_end_are_kept() -> None:
-    options = LaunchOptions(epochs=6, batch_size=10, global_batch_size=10, keep_epochs=2)
+    options = TrainingOptions(epochs=6, batch_size=10, global_batch_size=10, keep_epochs=2)
     kept = options.kept_steps(100)
     assert [step for step in range(61) if kept(step)] == [20, 40, 60]
-    assert not any(map(LaunchOptions(epochs=6, batch_size=10, global_batch_size=10).kept_steps(100), range(61)))
+    assert not any(map(TrainingOptions(epochs=6, batch_size=10, global_batch_size=10).kept_steps(100), range(61)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raydali.errors import UsageError
-from raydali.options.every_job import LaunchOptions
+from raydali.options.every_job import TrainingOptions
 from raydali.report.tracking import IDS, parse_trackers, tracked
 from raydali.run.folder import RunFolder
 from tests.support.messages import mentioning, mentions
@@ -204,11 +204,11 @@ def test_tensorboard_needs_no_asking(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mlflow", "wandb")
 def test_names_are_a_comma_list() -> None:
-    assert LaunchOptions().trackers == () and LaunchOptions(track="wandb").trackers == ("wandb",)
-    assert LaunchOptions(track="mlflow, wandb,mlflow").trackers == ("mlflow", "wandb")
+    assert TrainingOptions().trackers == () and TrainingOptions(track="wandb").trackers == ("wandb",)
+    assert TrainingOptions(track="mlflow, wandb,mlflow").trackers == ("mlflow", "wandb")
     for track, wrong in (("tensorbard", "tensorbard"), ("mlflow,", ""), ("", "")):
         with pytest.raises(UsageError, match=mentioning(f"--track {track} mlflow wandb {wrong}")):
-            LaunchOptions(track=track)
+            TrainingOptions(track=track)
 
 
 def test_what_is_not_installed_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,4 +218,4 @@ def test_what_is_not_installed_is_refused_with_the_remedy(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in ("mlflow", "wandb"):
         with pytest.raises(UsageError, match=f"--track {name} needs the package {name}: pip install {name}"):
-            LaunchOptions(track=name)
+            TrainingOptions(track=name)

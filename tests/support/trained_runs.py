@@ -15,7 +15,7 @@ from raydali.inference.engine import Inference, PartResult
 from raydali.inference.parts import Part
 from raydali.launch.driver.starting_weights import model_facts
 from raydali.options.defaults import resolve
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from raydali.run.folder import CONFIG, FORM, RunFolder
 from raydali.run.model_file import BestWeights, write_model
 
@@ -73,7 +73,7 @@ def started_run(
 def dealt_to(workers: int) -> Iterator[None]:
     """Deal the parts of a command to that many workers in this process, the last one first."""
 
-    def results(inference: Inference, parts: Sequence[Part], _: LaunchOptions) -> Iterator[PartResult]:
+    def results(inference: Inference, parts: Sequence[Part], _: PlacementOptions) -> Iterator[PartResult]:
         for rank in reversed(range(workers)):
             if mine := parts[rank::workers]:
                 yield from inference.results(mine, torch.device("cpu"), cpus=1)

@@ -26,7 +26,7 @@ from raydali.inference.engine import Inference, joined
 from raydali.inference.export.exported_model import ImageNetwork
 from raydali.inference.export.formats import Images, Outputs
 from raydali.inference.task_results.classification import THRESHOLD
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 
 SHARE_OF_RANGE = 0.01
 """The largest difference of logits that is taken for rounding, as a share of the range of all logits."""
@@ -210,7 +210,7 @@ def images_for(
         yield id, np.ascontiguousarray(pixels)
 
 
-def agreement(inference: Inference, options: LaunchOptions, proof: Proof, *, several: bool) -> dict[str, int] | None:
+def agreement(inference: Inference, options: PlacementOptions, proof: Proof, *, several: bool) -> dict[str, int] | None:
     """Evaluate the same images as `raydali evaluate --precision fp32` does.
 
     Args:

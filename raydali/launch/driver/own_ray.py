@@ -21,7 +21,7 @@ from raydali.host.cpu_times import load, usable_cores
 from raydali.launch import fork_server
 from raydali.launch.driver.placement import DEFAULT_CPU_WORKERS
 from raydali.launch.fork_server import OWN_SERVER
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from raydali.text import plural
 
 WORKERS_PER_CORE = 8
@@ -39,7 +39,7 @@ SETTINGS = {
 since Ray's default of 15 lets them wait for minutes on a busy machine."""
 
 
-def cpus_for(options: LaunchOptions) -> int:
+def cpus_for(options: PlacementOptions) -> int:
     """Return the CPUs that a Ray of our own declares.
 
     Raises:

@@ -6,7 +6,7 @@ from itertools import islice
 
 from raydali.errors import UsageError
 from raydali.launch.driver.cluster import Cluster
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from raydali.text import plural
 
 DEFAULT_CPU_WORKERS = 2
@@ -37,7 +37,7 @@ class Placement:
         return f"{plural(self.cpus, 'CPU')}{' and 1 GPU' if self.gpu else ''} each"
 
 
-def resolve_placement(options: LaunchOptions, cluster: Cluster) -> Placement:
+def resolve_placement(options: PlacementOptions, cluster: Cluster) -> Placement:
     """Return the placement that the options request of this cluster, with defaults filled in.
 
     Workers default to one per GPU, or 2 on CPUs; CPUs per worker to the cores per GPU, or an equal share.

@@ -19,7 +19,7 @@ from raydali.launch import fork_server
 from raydali.launch.driver.autoscaler import read_growth
 from raydali.launch.driver.cluster import NO_GROWTH, Cluster, connected_cluster
 from raydali.launch.driver.own_ray import cpus_for, own_ray
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from raydali.text import error_line
 
 ANSWER_SECONDS = 5.0
@@ -56,7 +56,7 @@ class ConnectedRay:
 
 
 @contextmanager
-def connect(options: LaunchOptions, warn: Callable[[str], None]) -> Iterator[ConnectedRay]:
+def connect(options: PlacementOptions, warn: Callable[[str], None]) -> Iterator[ConnectedRay]:
     """Join the cluster that RAY_ADDRESS names, or start a Ray of our own and end it again.
 
     From then on SIGINT, even if a shell's background job ignores it, SIGTERM, which `ray job stop` sends, and SIGHUP,

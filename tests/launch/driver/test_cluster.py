@@ -14,7 +14,7 @@ from raydali.launch.driver import autoscaler
 from raydali.launch.driver.autoscaler import config_on_head
 from raydali.launch.driver.cluster import UNKNOWN, AutoscalerCapacity, Cluster, Group, growth_of
 from raydali.launch.driver.placement import Placement, resolve_placement
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from tests.support.messages import mentioning, mentions
 
 CONFIG: dict[str, Any] = {
@@ -33,7 +33,7 @@ HEAD = (0.0, 0.0)
 
 def placed(nodes: list[tuple[float, float]], growth: AutoscalerCapacity, **options: Any) -> Placement:
     cluster = Cluster({str(number): shape for number, shape in enumerate(nodes)}, {}, growth)
-    return resolve_placement(LaunchOptions(**options), cluster)
+    return resolve_placement(PlacementOptions(**options), cluster)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

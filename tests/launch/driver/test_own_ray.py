@@ -17,14 +17,14 @@ import os, sys, ray, ray._private.services as services
 from raydali.launch.driver import own_node
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.command import run_main
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 
 own_node.WARN_SECONDS = 1.0
 if len(sys.argv) > 1:
     services.RAYLET_EXECUTABLE = sys.argv[1]
 
 def main():
-    with connect(LaunchOptions(), lambda text: print("warning:", text, file=sys.stderr)):
+    with connect(PlacementOptions(), lambda text: print("warning:", text, file=sys.stderr)):
         print(ray.get(ray.remote(lambda: f"a task was run at niceness {os.nice(0)}").remote()))
 
 run_main(main)

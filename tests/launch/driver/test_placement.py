@@ -8,7 +8,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.own_ray import cpus_for
 from raydali.launch.driver.placement import resolve_placement
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from tests.support.messages import mentioning
 
 
@@ -19,7 +19,7 @@ def cluster(*nodes: tuple[float, float]) -> Cluster:
 
 def placed(nodes: list[tuple[float, float]], **options: Any) -> tuple[int, int, int, bool]:
     """Minimum and maximum of workers, CPUs of each, and whether each has a GPU."""
-    placement = resolve_placement(LaunchOptions(**options), cluster(*nodes))
+    placement = resolve_placement(PlacementOptions(**options), cluster(*nodes))
     return placement.minimum, placement.maximum, placement.cpus, placement.gpu
 
 
@@ -106,18 +106,18 @@ def test_a_ray_of_our_own_is_given_what_its_workers_need(
     monkeypatch: pytest.MonkeyPatch, cores: int, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    cpus = cpus_for(LaunchOptions(**options))
+    cpus = cpus_for(PlacementOptions(**options))
     assert cpus >= cores
-    assert placed([(cpus, 0)], **options)[:2] == (LaunchOptions(**options).worker_range or (2, 2))
+    assert placed([(cpus, 0)], **options)[:2] == (PlacementOptions(**options).worker_range or (2, 2))
 
 
 def test_a_ray_of_our_own_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    assert cpus_for(LaunchOptions(workers="2:32")) == 32
-    assert cpus_for(LaunchOptions(workers="8", cpus_per_worker=4)) == 32
+    assert cpus_for(PlacementOptions(workers="2:32")) == 32
+    assert cpus_for(PlacementOptions(workers="8", cpus_per_worker=4)) == 32
     for options in ({"workers": "33"}, {"workers": "1:33"}, {"workers": "3", "cpus_per_worker": 11}):
         with pytest.raises(UsageError, match=mentioning("4 32 --workers")):
-            cpus_for(LaunchOptions(**options))
+            cpus_for(PlacementOptions(**options))
 
 
 def test_how_many_workers_fit_is_counted_node_by_node() -> None:

@@ -9,7 +9,7 @@ from raydali.commands.doctor import nodes_of_cluster
 from raydali.errors import UsageError
 from raydali.launch.driver import ray_cluster
 from raydali.launch.driver.ray_cluster import connect
-from raydali.options.every_job import LaunchOptions
+from raydali.options.placement import PlacementOptions
 from tests.support.messages import mentioning
 
 ADDRESSES = ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1", "127.0.0.1:65536", "host.invalid:6379", "head"]
@@ -20,7 +20,7 @@ def test_an_address_that_nobody_listens_at_is_bad_usage(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_ADDRESS", address)
     began = time.monotonic()
     with pytest.raises(UsageError, match=mentioning(f"RAY_ADDRESS={address} unset")):
-        connect(LaunchOptions(), print).__enter__()
+        connect(PlacementOptions(), print).__enter__()
     with pytest.raises(UsageError, match=mentioning(f"RAY_ADDRESS={address} unset")):
         nodes_of_cluster(None)
     assert time.monotonic() - began < 15
@@ -34,4 +34,4 @@ def test_a_host_that_drops_packets_is_not_waited_for(monkeypatch: pytest.MonkeyP
         address = f"ray://127.0.0.1:{full.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UsageError, match=mentioning(f"RAY_ADDRESS={address} timed out")):
-            connect(LaunchOptions(), print).__enter__()
+            connect(PlacementOptions(), print).__enter__()
