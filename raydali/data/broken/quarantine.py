@@ -197,7 +197,7 @@ class Quarantine:
             StorageAway: the storage does not answer, for a minute.
             Exception: an error of `make` that no sample causes.
         """
-        backoff = Backoff(self.storage)
+        backoff: Backoff | None = None
         try:
             while True:
                 settled = self.with_substitutes(micro_batch) if self.known else micro_batch
@@ -208,6 +208,7 @@ class Quarantine:
                 except MemoryError:
                     raise
                 except SampleErrors as failed:
+                    backoff = backoff or Backoff(self.storage)
                     ids = settled.read_ids.tolist()
                     errors = {ids[place]: self._noticed(error) for place, error in failed.errors.items()}
                     broken = {id: error for id, error in errors.items() if not of_storage(error)}
@@ -221,10 +222,12 @@ class Quarantine:
                         continue
                     if not isinstance(error, OSError):
                         raise
+                    backoff = backoff or Backoff(self.storage)
                     if not backoff.pause(error):
                         raise unreadable(str(error), error) from error
         finally:
-            backoff.end()
+            if backoff is not None:
+                backoff.end()
 
     def _noticing(self, call: Callable[[], T]) -> T:
         try:

@@ -33,7 +33,8 @@ class Format(NamedTuple):
     magics: tuple[bytes, ...]
 
 
-JPEG = Format("JPEG", (b"\xff\xd8\xff",))
+_JPEG_MAGIC = b"\xff\xd8\xff"
+JPEG = Format("JPEG", (_JPEG_MAGIC,))
 PNG = Format("PNG", (b"\x89PNG\r\n\x1a\n",))
 WEBP = Format("WEBP", (b"RIFF",))
 BMP = Format("BMP", (b"BM",))
@@ -72,8 +73,6 @@ _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
 
 def format_of(head: bytes) -> Format | None:
     """Return the format of a file by its first HEAD bytes; None if it is not supported."""
-    if head.startswith(JPEG.magics):  # most files are
-        return JPEG
     return next((candidate for candidate in FORMATS if head.startswith(candidate.magics)), None)
 
 
@@ -154,11 +153,13 @@ def plain_shape(data: memoryview) -> Shape | None:
     Args:
         data: the content of the file, bytes. It may be cut off or damaged after its header, which is all that is read.
     """
-    format = format_of(bytes(data[:HEAD]))
-    if format is None:
-        return None
+    head = bytes(data[:HEAD])
     try:
-        shape = _SHAPES[format](data)
+        if head.startswith(_JPEG_MAGIC):  # most files are
+            shape = _jpeg(data)
+        else:
+            format = format_of(head)
+            shape = None if format is None else _SHAPES[format](data)
     except (ValueError, LookupError, struct.error):  # the header is cut off, damaged, or of another kind
         return None
     return shape if shape is not None and min(shape) > 0 else None
@@ -203,7 +204,7 @@ def _jpeg(data: memoryview) -> Shape | None:
     # GPUs take RGB for YCbCr.
     if shape is None or (is_coloured and is_rgb) or (in_xmp and not orientation):
         return None
-    return _turned(*shape, orientation or 0)
+    return shape if not orientation else _turned(*shape, orientation)
 
 
 def _png(data: memoryview) -> Shape | None:

@@ -71,7 +71,7 @@ def read(parts: Parts) -> Contents:
         if (tensors := local_files.read_by_dali(parts)) is None:
             paths = (os.fsdecode(path.tobytes().rstrip(b"\0")) for path in parts)
             return Contents(_read([ObjectPart(path) for path in paths]))
-        contents = Contents(np.asarray(tensors[place]) for place in range(len(tensors)))
+        contents = Contents([np.asarray(tensors[place]) for place in range(len(tensors))])
         contents.tensors = tensors
         return contents
 

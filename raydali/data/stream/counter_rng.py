@@ -35,4 +35,4 @@ def keyed(*parts: ArrayLike) -> UInt64s:
 
 def uniforms(count: int, *parts: ArrayLike) -> NDArray[np.float64]:
     """`count` independent numbers in [0, 1) for each row of parts: shape (*rows, count)."""
-    return (keyed(*(np.expand_dims(part, -1) for part in parts), np.arange(count)) >> _ELEVEN) * _UNIT
+    return (keyed(*[np.expand_dims(part, -1) for part in parts], np.arange(count)) >> _ELEVEN) * _UNIT
