@@ -1,4 +1,4 @@
-"""`raydali cluster`: up, status, down; jobs that make it grow, and jobs that grow with it. GPUs are declared only."""
+"""`raydali cluster`: up, status, down, and jobs that make it grow. GPUs are declared only."""
 
 import json
 import os
@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from raydali.commands.cluster import STANDARD, STATE, Up, main
+from raydali.commands.cluster import STANDARD, Up, main
 from raydali.errors import UsageError
 from raydali.host import cluster_processes
 from raydali.run.folder import RunFolder
@@ -64,24 +63,6 @@ def processes_of(folder: str) -> list[int]:
     return sorted({*named, *(below for pid in named for below in descendants(pid))})
 
 
-@contextmanager
-def cluster(env: dict[str, str], name: str, *, nodes: int) -> Iterator[Cluster]:
-    """A cluster that may grow to so many nodes."""
-    folder, file = f"/tmp/rdt-{os.getpid()}-{name}", Path(env["HOME"]) / f"{name}.yaml"
-    config = yaml.safe_load(STANDARD.read_text())
-    config["idle_timeout_minutes"] = IDLE_SECONDS / 60
-    config["max_workers"] = config["available_node_types"]["gpu"]["max_workers"] = nodes
-    file.write_text(yaml.safe_dump(config))
-    ports = [f"--{option}=0" for option in ("port", "dashboard-port", "client-port")]
-    try:
-        code, output = raydali("cluster", "up", "--folder", folder, "--file", str(file), *ports, env=env)
-        assert code == 0, output
-        assert f"source {folder}/env" in output
-        yield folder, env | exported(folder)
-    finally:
-        raydali("cluster", "down", "--folder", folder, env=env)
-
-
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     home = tmp_path_factory.mktemp("cluster") / "home"
@@ -91,9 +72,20 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def shared(env: dict[str, str]) -> Iterator[Cluster]:
-    """A cluster of up to four nodes, which the last test that uses it takes down."""
-    with cluster(env, "shared", nodes=4) as folder_and_env:
-        yield folder_and_env
+    """A cluster that may grow to four nodes, which the last test that uses it takes down."""
+    folder, file = f"/tmp/rdt-{os.getpid()}-shared", Path(env["HOME"]) / "shared.yaml"
+    config = yaml.safe_load(STANDARD.read_text())
+    config["idle_timeout_minutes"] = IDLE_SECONDS / 60
+    config["max_workers"] = config["available_node_types"]["gpu"]["max_workers"] = 4
+    file.write_text(yaml.safe_dump(config))
+    ports = [f"--{option}=0" for option in ("port", "dashboard-port", "client-port")]
+    try:
+        code, output = raydali("cluster", "up", "--folder", folder, "--file", str(file), *ports, env=env)
+        assert code == 0, output
+        assert f"source {folder}/env" in output
+        yield folder, env | exported(folder)
+    finally:
+        raydali("cluster", "down", "--folder", folder, env=env)
 
 
 def exported(folder: str) -> dict[str, str]:
@@ -238,55 +230,3 @@ def test_busy_is_said_and_down_ends_what_runs_and_nothing_else(
     assert raydali("cluster", "status", "--folder", folder, env=env)[0] == 1
     assert raydali("cluster", "down", "--folder", folder, env=env)[0] == 0
     assert [path.name for path in Path(env["HOME"]).iterdir()] == ["shared.yaml"], "the home folder is touched"
-
-
-NODE = """
-import sys
-from ray._private import ray_constants
-from ray.scripts.scripts import main
-ray_constants.DEFAULT_RUNTIME_ENV_DIR_NAME = "runtime_resources_{number}"
-main()
-"""
-"""A node with a folder of its own for working directories, as `raydali cluster` gives to its nodes."""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_an_elastic_run_grows_while_it_trains(env: dict[str, str], tmp_path: Path) -> None:
-    """The nodes are added by hand: an autoscaler gives all three at once."""
-    storage = str(tmp_path / "runs")
-    folder_of_run = RunFolder(storage, "elastic")
-    with ExitStack() as stack:
-        folder, using = stack.enter_context(cluster(env, "elastic", nodes=0))
-        head = json.loads(Path(folder, STATE).read_text())["head"]
-        marked = using | {cluster_processes.MARK: f"{folder}-nodes"}
-
-        def add_node(number: int) -> None:
-            command = [sys.executable, "-c", NODE.format(number=number)]
-            command += ["start", f"--address={head}", "--block", "--num-cpus=1", "--num-gpus=1"]
-            command += ["--object-store-memory=100000000", "--dashboard-agent-listen-port=0"]
-            command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
-            with (tmp_path / f"node-{number}").open("wb") as output:
-                process = subprocess.Popen(command, env=marked, stdout=output, stderr=output, start_new_session=True)
-            stack.callback(process.wait)
-            stack.callback(cluster_processes.end, marked[cluster_processes.MARK])
-            wait_for(lambda: nodes_of(env, folder) == number, seconds=60, why=(tmp_path / f"node-{number}").read_text)
-
-        add_node(1)
-        options = ["--workers", "1:3", "--epochs", "2000", "--storage", storage, "--name", "elastic"]
-        code, output = submit(using, *options, wait=False)
-        assert code == 0, output
-        wait_for(lambda: bool(folder_of_run.rows("epochs.jsonl")), seconds=180)
-        for number in (2, 3):
-            add_node(number)
-        # Ray looks for new nodes every 60 s.
-        wait_for(
-            lambda: any(row["world_size"] == 3 for row in folder_of_run.rows("epochs.jsonl")),
-            seconds=240,
-            why=lambda: str(folder_of_run.rows("events.jsonl")),
-        )
-        rows = folder_of_run.rows("epochs.jsonl")
-        assert rows[0]["world_size"] == 1
-        assert [row["epoch"] for row in rows] == list(range(len(rows))), "no epoch twice, none missing"
-        events = [event for event in folder_of_run.rows("events.jsonl") if event["event"] in ("start", "resume")]
-        assert events[0]["event"] == "start" and events[-1]["world_size"] == 3

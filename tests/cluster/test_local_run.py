@@ -164,29 +164,6 @@ def test_a_run_of_one_worker_grows_and_shrinks_in_mid_epoch(home: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_interrupting_stops_it_and_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
-    env = environment(home)
-    process = start_job("--epochs", "500", "--name", "long", "--storage", str(tmp_path), env=env, log=tmp_path / "log")
-    folder = RunFolder(str(tmp_path), "long")
-    deadline = time.monotonic() + 600
-    while not folder.rows("epochs.jsonl"):
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.1)
-    below = descendants(process.pid)
-    process.send_signal(signal.SIGINT)
-    try:
-        assert process.wait(240) == 130
-    finally:
-        process.kill()
-    output = (tmp_path / "log").read_text()
-    assert "interrupted" in output and "Traceback" not in output
-    assert not wait_until_gone(below)
-    events = events_of(folder)
-    assert kinds(events) == ["chosen", "rehearsal", "start", "checkpoint", "left", "interrupt"]
-    assert events[4]["step"] == committed(folder)
-
-
-@pytest.mark.slow
 def test_an_early_interrupt_reports_that_nothing_was_saved(home: Path, tmp_path: Path) -> None:
     options = ["--epochs", "2", "--name", "early", "--storage", str(tmp_path)]
     process = start_job(*options, env=environment(home), log=tmp_path / "log")
@@ -203,24 +180,6 @@ def test_an_early_interrupt_reports_that_nothing_was_saved(home: Path, tmp_path:
     assert mentions(last, "interrupted checkpoint beginning")
     assert not wait_until_gone(below)
     assert [row["event"] for row in events_of(RunFolder(str(tmp_path), "early"))] == ["interrupt"]
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_started_again(home: Path, tmp_path: Path) -> None:
-    env, folder = environment(home), RunFolder(str(tmp_path), "dies")
-    options = ["--epochs", "40", "--name", "dies", "--storage", str(tmp_path), "--trace-samples"]
-    process = start_job(*options, "--max-failures", "1", "--checkpoint-every", "7", env=env, log=tmp_path / "log")
-    deadline = time.monotonic() + 600
-    while committed(folder) < 30:
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.02)
-    kill([next(pid for pid in descendants(process.pid) if "RayTrainWorker" in name_of(pid))])
-    assert process.wait(600) == 0, (tmp_path / "log").read_text()
-    events = events_of(folder)
-    assert kinds(events) == ["chosen", "rehearsal", "start", "checkpoint", "failure", "resume", "finish"]
-    assert len(events[4]["killed"]) == 1
-    config = replace(DIGITS, epochs=40, global_batch_size=64)
-    assert_whole(folder, config.stream(1437))
 
 
 @pytest.mark.slow

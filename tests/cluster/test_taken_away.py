@@ -4,19 +4,23 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.imagenet import DIGITS
 from raydali.launch.driver.loop import DRAINING
 from raydali.run.folder import RunFolder
 from tests.support.cluster import RAY, ROOT, alive, committed, descendants, kill, nodes, start_job
 from tests.support.messages import mentions
 from tests.support.metadata_server import metadata_server
+from tests.support.traces import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-OPTIONS = ["--epochs", "40", "--global-batch-size", "64", "--name", "run"]
+OPTIONS = ["--epochs", "40", "--global-batch-size", "64", "--name", "run", "--trace-samples"]
+STREAM = replace(DIGITS, epochs=40, global_batch_size=64).stream(1437)
 
 
 def ended_with(stack: ExitStack, process: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
@@ -73,6 +77,7 @@ def test_a_cloud_notice_moves_the_run_to_another_machine(env: dict[str, str], tm
         assert left["notice"] == "preemption" and run.events("preemption") and not run.events("failure")
         assert resumed["step"] == left["step"] > 0 and resumed["world_size"] == 1, "nothing is done again"
         assert run.process.wait(300) == 0, run.log
+        assert_whole(run.folder, STREAM)
 
 
 def test_a_head_that_is_taken_away_interrupts_the_run(env: dict[str, str], tmp_path: Path) -> None:
