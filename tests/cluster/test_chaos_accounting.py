@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from raydali.data.stream.stream import Stream
-from raydali.errors import UsageError
-from raydali.run.folder import RunFolder
-from tests.support.chaos import __main__ as command
-from tests.support.chaos.__main__ import NAMES, Chaos, failures
+from tests.support.chaos.__main__ import NAMES, failures
 from tests.support.chaos.accounting import (
     FaultOutcome,
     Losses,
@@ -19,10 +16,7 @@ from tests.support.chaos.accounting import (
     reached,
     shares,
 )
-from tests.support.chaos.experiment import ChaosExperiment
 from tests.support.chaos.faults import FAULTS
-from tests.support.chaos.virtual_hosts import LOCAL, Host
-from tests.support.messages import mentioning, mentions
 
 STREAM = Stream(samples=10, epochs=3, batch_size=2, global_batch_size=4, seed=0)
 BATCHES = list(STREAM.micro_batches(0, 1))
@@ -128,57 +122,3 @@ def test_what_is_wrong_is_said(given: dict[str, Any], message: str | None) -> No
 
 def test_every_fault_that_can_be_asked_for_is_one() -> None:
     assert set(NAMES) == set(FAULTS)
-
-
-@pytest.mark.parametrize(
-    ("options", "epochs", "injected"),
-    [
-        (Chaos(faults="worker,freeze"), "60", ["worker", "freeze"]),
-        (Chaos(faults="freeze", workers_per_node=2, epochs=9), "9", ["freeze"]),
-        (Chaos(kills=2), "60", ["worker", "worker"]),
-        (Chaos(kills=10), "120", ["worker"] * 10),
-    ],
-)
-def test_what_the_run_is_asked_for(
-    options: Chaos, epochs: str, injected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[list[str], list[str]]] = []
-
-    def run(experiment: ChaosExperiment) -> None:
-        asked.append((experiment._faults, experiment._command(Host("here", LOCAL), RunFolder("/runs", "run"))))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ChaosExperiment, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        command.main(options)
-    ((faults, line),) = asked
-    assert faults == injected and line[line.index("--epochs") + 1] == epochs
-
-
-@pytest.mark.parametrize(
-    ("options", "values"),
-    [
-        (Chaos(faults="worker,meteor"), "--faults meteor worker,node,link"),
-        (Chaos(faults=","), "--faults worker"),
-        (Chaos(nodes=1), "--nodes 2 16 1"),
-        (Chaos(epochs=0), "--epochs 1 0"),
-        (Chaos(kills=-1), "--kills 0 -1"),
-        (Chaos(workers_per_node=0), "--workers-per-node 1 8 0"),
-        (Chaos(gpu=True), "--gpu 1 worker 0"),
-        (Chaos(json="/nowhere/chaos.json"), "--json /nowhere/chaos.json"),
-    ],
-)
-def test_refusals(options: Chaos, values: str) -> None:
-    with pytest.raises(UsageError, match=mentioning(values)):
-        command.main(options)
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"fault": "link", "noticed_seconds": 15.3, "noticed_by": "hang", "resumed_seconds": 85.6}
-    rows = [row | {"repeated_steps": 12, "lost": 0, "repeated": 1}]
-    command._show(result(rows=rows, settings={"nodes": 3}, machine={"cpus": 2}))
-    shown = capsys.readouterr().out
-    line = next(line for line in shown.splitlines() if "link" in line)
-    cells = [cell.strip() for cell in line.split("│")[1:-1]]
-    assert cells == ["link", "15.3 s", "hang", "85.6 s", "12", "0", "1"]
-    assert mentions(shown, "1 epoch") and "shared memory left: 0" in shown

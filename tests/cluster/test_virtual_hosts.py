@@ -1,18 +1,13 @@
 """Hosts with cables, and disks that fill: made for real, where root runs the tests."""
 
-import errno
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
 from tests.support.chaos.virtual_hosts import (
     Host,
     namespaces_unavailable,
-    small_disk,
-    tmpfs_unavailable,
     virtual_hosts,
 )
 
@@ -42,30 +37,3 @@ def test_a_host_without_its_cable_is_reached_by_nobody() -> None:
             server.communicate()
     left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     assert first.name not in left and second.name not in left
-
-
-@pytest.mark.skipif(bool(tmpfs_unavailable()), reason="needs a disk of its own")
-def test_a_disk_fills_while_others_write_and_is_free_again(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", megabytes=8) as disk:
-        over = threading.Event()
-
-        def write() -> None:
-            for i in range(10_000):
-                if over.is_set():
-                    return
-                try:
-                    (disk.path / f"{i}").write_bytes(bytes(5000))
-                except OSError:
-                    return
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        disk.fill()
-        over.set()
-        writer.join()
-        with pytest.raises(OSError) as full:
-            (disk.path / "more").write_bytes(bytes(2**20))
-        assert full.value.errno == errno.ENOSPC
-        disk.clear()
-        (disk.path / "more").write_bytes(bytes(2**20))
-    assert not (tmp_path / "disk" / "more").exists()

@@ -36,7 +36,6 @@ MIN_EPOCHS = MIN_READINGS + 1
 """Minimum number of epochs. Nothing is read after the last epoch, because processes are about to end."""
 MAX_COMPARED = 1000
 """Maximum number of readings of a figure that are compared with each other."""
-MAX_WORKERS = 64
 POLL_SECONDS = 0.05
 ROLES = {"RayTrainWorker": "rank", "_ChannelActor": "controller"}
 """Roles of processes, by a part of their titles; Ray names an actor's process after its class."""
@@ -92,8 +91,6 @@ def main(options: Soak) -> dict[str, Any]:
     """
     if options.epochs < MIN_EPOCHS:
         raise UsageError(f"--epochs must be at least {MIN_EPOCHS}, not {options.epochs}")
-    if not 1 <= options.workers <= MAX_WORKERS:
-        raise UsageError(f"--workers must be from 1 to {MAX_WORKERS}, not {options.workers}")
     check(options)
     raise_on_signals()
     began = time.monotonic()

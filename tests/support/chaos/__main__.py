@@ -24,8 +24,6 @@ from raydali.text import number, plural
 NAMES = ("worker", "node", "link", "freeze", "disk", "corrupt", "driver")
 MOST_MISSING = 0.01
 """Tolerated share of the time that workers were held which the parts of the ledger do not add up to."""
-MAX_NODES = 16
-MAX_WORKERS = 8
 DEFAULT_EPOCHS, EPOCHS_OF_KILL, EPOCHS_OF_KILL_ON_GPU = 60, 12, 40
 
 
@@ -64,16 +62,8 @@ def main(options: Chaos) -> dict[str, Any]:
         CommandError: the run did not continue, lost or repeated samples, or left processes or files.
     """
     faults = ["worker"] * options.kills or _faults(options.faults)
-    if options.kills < 0:
-        raise UsageError(f"--kills must be at least 0, not {options.kills}")
-    if not 2 <= options.nodes <= MAX_NODES:
-        raise UsageError(f"--nodes must be from 2 to {MAX_NODES}, not {options.nodes}")
-    if not 1 <= options.workers_per_node <= MAX_WORKERS:
-        raise UsageError(f"--workers-per-node must be from 1 to {MAX_WORKERS}, not {options.workers_per_node}")
     of_kill = EPOCHS_OF_KILL_ON_GPU if options.gpu else EPOCHS_OF_KILL
     epochs = max(DEFAULT_EPOCHS, of_kill * options.kills) if options.epochs is None else options.epochs
-    if epochs < 1:
-        raise UsageError(f"--epochs must be at least 1, not {epochs}")
     require_writable("--json", options.json)
     from tests.support.chaos.experiment import ChaosExperiment, gpus_of  # imports Ray and torch: seconds
 
@@ -154,8 +144,6 @@ def _faults(listed: str) -> list[str]:
     for name in names:
         if name not in NAMES:
             raise UsageError(f"--faults {name} is unknown: choose from {','.join(NAMES)}")
-    if not names:
-        raise UsageError(f"--faults is empty: choose from {','.join(NAMES)}")
     return names
 
 

@@ -14,8 +14,9 @@ from raydali.report.console import CONTINUES
 from raydali.training.checkpoint_file import FILE_NAME
 from tests.support.chaos.accounting import FaultOutcome, first, reached
 from tests.support.chaos.nodes import Nodes
-from tests.support.chaos.virtual_hosts import Disk, namespaces_unavailable, tmpfs_unavailable
+from tests.support.chaos.virtual_hosts import namespaces_unavailable, tmpfs_unavailable
 from tests.support.chaos.watched_run import WatchedRun
+from tests.support.disks import Disk
 
 CHECKPOINTS_BETWEEN = 2
 """Number of checkpoints between two faults."""

@@ -1,4 +1,4 @@
-"""Virtual hosts on this machine, each with a network link that can be cut, and a disk that can be filled.
+"""Virtual hosts on this machine, each with a network link that can be cut.
 
 Hosts are network namespaces on a bridge, each with its own address. Only root can make them. Without root, all hosts
 are this machine itself: they share its address, and their links cannot be cut.
@@ -8,10 +8,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 
 from tests.support.chaos import leaks
 
@@ -88,44 +87,9 @@ def virtual_hosts(number: int) -> Iterator[list[Host]]:
         subprocess.run(["ip", "link", "del", mark], check=False, capture_output=True)
 
 
-@dataclass(frozen=True)
-class Disk:
-    """A folder that can be filled if it is on its own disk."""
-
-    path: Path
-
-    @property
-    def _ballast(self) -> Path:
-        return self.path / "ballast"
-
-    def fill(self) -> None:
-        """Write until no space is left, even if other processes write meanwhile."""
-        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(2**20))
-
-    def clear(self) -> None:
-        """Free the space that `fill` has used."""
-        self._ballast.unlink(missing_ok=True)
-
-
 def tmpfs_unavailable() -> str:
     """Return why this process cannot mount a disk; empty if it can."""
     return "mounting a small disk needs root" if os.geteuid() else ""
-
-
-@contextmanager
-def small_disk(path: Path, *, megabytes: int) -> Iterator[Disk]:
-    """Mount a tmpfs at this path, which must not exist, or make a plain folder if mounting is impossible."""
-    path.mkdir()
-    if tmpfs_unavailable():
-        yield Disk(path)
-        return
-    _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "raydali-chaos", str(path))
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=False, capture_output=True)
 
 
 def _run(*command: str) -> None:
