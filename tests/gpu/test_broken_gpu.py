@@ -10,8 +10,8 @@ from raydali.data.broken.quarantine import Quarantine
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.loader import LoaderOptions
 from raydali.data.load.make import make_loader
-from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages
 from tests.support.broken import KINDS, folder
 
 pytestmark = pytest.mark.gpu
@@ -27,16 +27,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     return folder(tmp_path_factory.mktemp("broken"), SAMPLES, BROKEN)
 
 
-def load(
-    source: LabeledFiles, device: str, rank: int = 0, world_size: int = 1
-) -> dict[int, tuple[np.ndarray, torch.Tensor]]:
+def load(source: LabeledFiles, device: str) -> dict[int, tuple[np.ndarray, torch.Tensor]]:
     """By number of the micro-batch: ids as read, images."""
     quarantine = Quarantine(SAMPLES, seed=STREAM.seed)
-    options = LoaderOptions(rank=rank, world_size=world_size, device=device, threads=4, quarantine=lambda _: quarantine)
+    options = LoaderOptions(device=device, threads=4, quarantine=lambda _: quarantine)
     with make_loader("dali", source, TRAIN, STREAM, **options) as loader:
         found = {b.micro_batch.number: (b.micro_batch.read_ids, b["images"].cpu().clone()) for b in loader}
-    if world_size == 1:
-        assert quarantine.known.keys() == BROKEN.keys()
+    assert quarantine.known.keys() == BROKEN.keys()
     return found
 
 
@@ -47,21 +44,6 @@ def test_the_gpu_replaces_as_the_cpu_does(source: LabeledFiles) -> None:
         assert ids.tolist() == theirs[number][0].tolist()
         difference = (images.float() - theirs[number][1].float()).abs()
         assert difference.mean() < 3  # nvJPEG's colours are others: test_classification_gpu.py
-
-
-def test_ids_do_not_depend_on_the_number_of_ranks(source: LabeledFiles) -> None:
-    alone, shared = load(source, "cuda:0"), load(source, "cuda:0", 0, 2) | load(source, "cuda:0", 1, 2)
-    assert alone.keys() == shared.keys()
-    assert all(ids.tolist() == shared[number][0].tolist() for number, (ids, _) in alone.items())
-
-
-def test_in_validation_they_are_left_out(source: LabeledFiles) -> None:
-    quarantine = Quarantine(SAMPLES)
-    order = OrderedPass(samples=SAMPLES, batch_size=8)
-    centre = ValidationImages(image_size=32, resize_size=36)
-    with make_loader("dali", source, centre, order, device="cuda:0", quarantine=lambda _: quarantine) as loader:
-        for _ in range(2):
-            assert [id for b in loader for id in b.ids.tolist()] == [i for i in range(SAMPLES) if i not in BROKEN]
 
 
 def test_bytes_that_changed_do_not_end_the_epoch(tmp_path: Path) -> None:

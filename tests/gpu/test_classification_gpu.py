@@ -94,6 +94,7 @@ def test_a_batch_of_every_kind_of_file(tmp_path: Path, pipeline: Images) -> None
         "grayscale": encoded(image.convert("L")),
         "cmyk": encoded(image.convert("CMYK")),
         "ycck": bytes(ycck),
+        "stored_rgb": encoded(image, keep_rgb=True),
         "png": encoded(image, "PNG"),
         "palette": encoded(image.quantize(64), "PNG"),
         "rgba": encoded(image.convert("RGBA"), "PNG"),
@@ -111,13 +112,6 @@ def test_a_batch_of_every_kind_of_file(tmp_path: Path, pipeline: Images) -> None
     source = files(tmp_path, **made)
     images, _ = by_gpu(pipeline, source)
     assert_close(images, by_pillow(pipeline, source), mean=1.0, most=4.5, names=made)
-
-
-@pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])
-def test_jpegs_that_store_rgb(tmp_path: Path, pipeline: Images) -> None:
-    source = files(tmp_path, rgb=encoded(pictures()[0].resize((240, 160)), keep_rgb=True))
-    images, _ = by_gpu(pipeline, source)
-    assert_close(images, by_pillow(pipeline, source), mean=1.0, most=4.5)
 
 
 @pytest.mark.parametrize("pipeline", [TRAIN, VALIDATION])

@@ -1,6 +1,6 @@
 """Fused BatchNorm on a GPU: exactness, CUDA graphs, and how long each layer of ResNet-50 takes.
 
-pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or settings or stem or casts or compiled_step"     prints the times
+pytest -s tests/gpu/test_fused_gpu.py -k "each_layer or stem or compiled_step"     prints the times
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -119,22 +119,6 @@ def test_each_layer_of_resnet50() -> None:
     assert 1e3 * moved / total > copied / 2
 
 
-@pytest.mark.parametrize(("channels", "side", "kind"), [(64, 112, "relu"), (64, 56, "relu"), (256, 56, "addition")])
-def test_each_operator_at_the_largest_layers(channels: int, side: int, kind: str) -> None:
-    layer = Layer(channels, side, kind)
-    forward, backward = MOVED[kind]
-    parts: dict[str, tuple[Callable[[], object], float]] = {
-        "statistics": (partial(operators.statistics, layer.y, *layer.running, *SETTINGS), 1),
-        "normalize": (partial(operators.normalize, layer.y, layer.residual, *layer.saved, layer.relu), forward - 1),
-        "gradients": (layer.backward, backward),
-    }
-    for name, (function, moved) in parts.items():
-        taken = milliseconds(function)
-        rate = moved * layer.y.numel() * 2 / 1e6 / taken
-        print(f"\n{kind:8} {channels:4}x{side:<3} {name:10} {taken:7.3f} ms {rate:5.0f} GB/s", end="")
-        assert rate > 500
-
-
 def test_max_pooling_of_the_stem() -> None:
     layer, windows = Layer(64, 112, "relu"), (BATCH, 64, 56, 56)
     grad, other = filled(windows), filled(windows)
@@ -190,22 +174,6 @@ def test_the_convolution_of_the_stem(monkeypatch: pytest.MonkeyPatch) -> None:
         times.append([milliseconds(convolve), milliseconds(gradient)])
         print(f"\n{name:10}: {times[-1][0]:.3f} ms, gradient of the weight {times[-1][1]:.3f} ms", end="")
     assert sum(times[1]) < sum(times[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tile", "warps"), [(2048, 4), (4096, 4), (4096, 8), (8192, 8)])
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("programs", [6, 12])
-def test_settings(monkeypatch: pytest.MonkeyPatch, tile: int, warps: int, stages: int, programs: int) -> None:
-    for name, value in {"TILE": tile, "WARPS": warps, "STAGES": stages, "REDUCING": 132 * programs}.items():
-        monkeypatch.setattr(operators, name, value)
-    total = 0.0
-    for channels, side, number, kind in LAYERS:
-        if number * channels * side * side > 4e5:  # the largest three quarters
-            layer = Layer(channels, side, kind)
-            total += number * (milliseconds(layer.forward) + milliseconds(layer.backward))
-    print(f"\ntile {tile:5} warps {warps} stages {stages} programs {programs:2} x 132: {total:.2f} ms", end="")
-    assert total < 60
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load.make import make_loader
-from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.stream.stream import Stream
+from raydali.data.tasks.classification import TrainImages
 from tests.support.pictures import encoded, files, photograph
 
 pytestmark = pytest.mark.gpu
@@ -39,17 +39,6 @@ def test_batches_are_the_streams(source: LabeledFiles) -> None:
             assert labels.tolist() == expected["labels"].tolist()
             difference = (images.cpu().float() - expected["images"].float()).abs()
             assert difference.mean((1, 2, 3)).max() < 4
-
-
-def test_a_pass_again_after_breaking_off(source: LabeledFiles) -> None:
-    order = OrderedPass(samples=60, batch_size=16)
-    with make_loader(
-        "dali", source, ValidationImages(image_size=96, resize_size=110), order, device="cuda", threads=4
-    ) as loader:
-        next(iter(loader))
-        for _ in range(2):
-            assert [i for batch in loader for i in batch.ids.tolist()] == list(range(60))
-            assert [len(batch["images"]) for batch in loader] == [16, 16, 16, 12]
 
 
 def test_the_host_does_not_wait_for_the_stream(source: LabeledFiles) -> None:

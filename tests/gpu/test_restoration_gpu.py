@@ -1,4 +1,4 @@
-"""Pairs on a GPU: the windows and flips of the CPU, its pixels but for rounding, and unusable pairs named."""
+"""Pairs on a GPU: the windows and flips of the CPU, and its pixels but for rounding."""
 
 from pathlib import Path
 
@@ -9,8 +9,6 @@ from raydali.data.index.image_pairs import ImagePairs
 from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.restoration import TrainPairs, ValidationPairs
-from raydali.errors import DataError
-from tests.support.messages import mentioning
 from tests.support.pictures import encoded, photograph
 
 pytestmark = pytest.mark.gpu
@@ -49,18 +47,3 @@ def test_windows_and_flips_are_the_cpus(root: Path, training: bool) -> None:
                 assert images.is_contiguous(memory_format=torch.channels_last)
                 difference = (images.cpu().float() - expected[name].float()).abs()
                 assert difference.mean((1, 2, 3)).max() < 2
-
-
-@pytest.mark.parametrize("size", [(60, 300), (150, 121)])
-def test_a_pair_that_cannot_be_used_is_named(root: Path, size: tuple[int, int]) -> None:
-    """Smaller than the crop, and of another size than its input."""
-    (root / "gt/00.jpeg").write_bytes(encoded(photograph(size=size)))
-    if size == (60, 300):
-        (root / "img/00.jpeg").write_bytes(encoded(photograph(size=size)))
-    source = ImagePairs.scan(str(root))
-    with (
-        make_loader("dali", source, TrainPairs(crop_size=CROP, seed=3), PASS, device="cuda") as loader,
-        pytest.raises(DataError, match=mentioning(f"sample 0 {root}")),
-    ):
-        for _ in loader:
-            pass

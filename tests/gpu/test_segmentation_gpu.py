@@ -1,8 +1,5 @@
 """Segmentation on a GPU: the CPU's masks, its pixels but for rounding, and runs that learn the shapes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,10 @@ from raydali.data.index.masked_images import MaskedImages, train_and_val
 from raydali.data.load.make import make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.tasks.segmentation import TrainImages, ValidationImages
-from raydali.run.folder import RunFolder
+from tests.support.cluster import finished_run
 from tests.support.pictures import encoded, photograph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
-ROOT = Path(__file__).parents[2]
 CANVAS = (128, 160)
 STREAM = Stream(samples=16, epochs=3, batch_size=8, global_batch_size=8, seed=1)
 PASS = OrderedPass(samples=16, batch_size=6)
@@ -59,12 +55,8 @@ def test_masks_are_the_cpus(source: MaskedImages, training: bool) -> None:
 
 
 def train(storage: Path, name: str, *options: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "jobs/segmentation.py", "--storage", str(storage), "--name", name, "--gpu"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    command += ["--workers", "1", *options]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RunFolder(str(storage), name).rows("epochs.jsonl")
+    run = finished_run(storage, name, "--gpu", "--workers", "1", *options, script="jobs/segmentation.py")
+    return run.rows("epochs.jsonl")
 
 
 def test_a_compiled_run_learns_the_shapes_and_another_one_starts_from_its_weights(tmp_path: Path) -> None:

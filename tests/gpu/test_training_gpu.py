@@ -1,8 +1,5 @@
 """The job on GPUs, by real runs on the digits: compiled, in each precision, with NCCL and SyncBatchNorm."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,17 @@ from jobs.imagenet import DIGITS
 from raydali.data.builtin.digits import digits_folder
 from raydali.data.index.labeled import LabeledFiles
 from raydali.run.folder import RunFolder
+from tests.support.cluster import finished_run
 from tests.support.traces import assert_whole
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def train(storage: Path, name: str, *options: str) -> list[dict[str, Any]]:
     """The epochs of a run of 8 epochs at global batches of 128."""
-    command = [sys.executable, "jobs/imagenet.py", "--storage", str(storage), "--name", name, "--epochs", "8"]
-    command += ["--global-batch-size", "128", "--batch-size", "64", "--trace-samples", *options]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RunFolder(str(storage), name).rows("epochs.jsonl")
+    common = ["--epochs", "8", "--global-batch-size", "128", "--batch-size", "64", "--trace-samples"]
+    return finished_run(storage, name, *common, *options).rows("epochs.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Clips on a GPU: what its video engines decode is what PyAV decodes, whatever the number of decoders."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from raydali.data.load.make import make_video_loader, video_engines
 from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.task import TrainClips, ValidationClips
-from raydali.run.folder import RunFolder
+from tests.support.cluster import finished_run
 from tests.support.traces import read_samples
 from tests.support.videos import (
     ROTATIONS,
@@ -29,7 +26,6 @@ from tests.support.videos import (
 )
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
 
 HEIGHT, WIDTH = 144, 256
 """No engine decodes frames much smaller: VP9's limit is 128 x 128."""
@@ -106,36 +102,30 @@ def test_rotated_frames_are_ffmpeg_s_upright_ones(tmp_path: Path, rotation: Rota
     assert_like(clips, straight, ValidationClips(image_size=HEIGHT, resize_size=HEIGHT))
 
 
+def assert_crops_are_the_cpu_s(clips: VideoClips, decoders: int | None = None) -> None:
+    stream = Stream(samples=len(clips), epochs=3, batch_size=3, global_batch_size=3, seed=1)
+    augment = TrainClips(image_size=112, resize_size=128, seed=2)
+    where: dict[str, Any] = {"device": "cuda", "threads": 4, "decoders": decoders}
+    with make_video_loader("dali", clips, augment, stream, **where) as loader:
+        for batch in loader:
+            samples = zip(batch["clips"], batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True)
+            for clip, id, epoch in samples:
+                theirs, _ = augment.sample(clips, id, epoch)
+                assert (clip.cpu().int() - theirs.int()).abs().float().mean() < MEAN_TOLERANCE, clips.path(id)
+
+
 def test_crops_of_rotated_videos_are_the_cpu_s(tmp_path: Path) -> None:
     for i, rotation in enumerate(ROTATIONS):
         path = tmp_path / "a" / f"{i}.mp4"
         write_video(path, moving(12, height=HEIGHT, width=WIDTH, start=9 * i), "h264", rotation=rotation)
-    clips = VideoClips.scan(str(tmp_path), sequence_length=4)
-    stream = Stream(samples=len(clips), epochs=2, batch_size=3, global_batch_size=3, seed=1)
-    augment = TrainClips(image_size=112, resize_size=128, seed=2)
-    with make_video_loader("dali", clips, augment, stream, device="cuda", threads=4) as loader:
-        for batch in loader:
-            for clip, id, epoch in zip(
-                batch["clips"], batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True
-            ):
-                theirs, _ = augment.sample(clips, id, epoch)
-                assert (clip.cpu().int() - theirs.int()).abs().float().mean() < MEAN_TOLERANCE, clips.path(id)
+    assert_crops_are_the_cpu_s(VideoClips.scan(str(tmp_path), sequence_length=4))
 
 
 def test_one_decoder_takes_videos_of_all_sizes(tmp_path: Path) -> None:
     sizes = [(144, 256), (240, 320), (144, 192), (360, 480), (144, 144)]
     for i, (height, width) in enumerate(sizes):
         write_video(tmp_path / "a" / f"{i}.mp4", moving(12, height=height, width=width, start=9 * i), "h264")
-    clips = VideoClips.scan(str(tmp_path), sequence_length=4)
-    stream = Stream(samples=len(clips), epochs=4, batch_size=3, global_batch_size=3, seed=1)
-    whole = TrainClips(image_size=112, resize_size=128, seed=2)
-    with make_video_loader("dali", clips, whole, stream, device="cuda", threads=4, decoders=1) as loader:
-        for batch in loader:
-            for clip, id, epoch in zip(
-                batch["clips"], batch.ids.tolist(), batch.micro_batch.epochs.tolist(), strict=True
-            ):
-                theirs, _ = whole.sample(clips, id, epoch)
-                assert (clip.cpu().int() - theirs.int()).abs().float().mean() < MEAN_TOLERANCE, clips.path(id)
+    assert_crops_are_the_cpu_s(VideoClips.scan(str(tmp_path), sequence_length=4), decoders=1)
 
 
 def test_several_decoders_hand_out_the_batches_of_one(root: Path) -> None:
@@ -156,26 +146,10 @@ def test_several_decoders_hand_out_the_batches_of_one(root: Path) -> None:
     assert (runs[0][0][1][0].cpu().int() - clip.int()).abs().float().mean() < 4
 
 
-def test_the_demo_s_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.video import DISCS, open_data, val_pipeline
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    clips, centre = open_data(DISCS).val, val_pipeline(DISCS)
-    order = OrderedPass(samples=len(clips), batch_size=16)
-    with make_video_loader("dali", clips, centre, order, device="cuda", threads=4) as loader:
-        for batch in loader:
-            theirs = torch.stack([centre.sample(clips, id, 0)[0] for id in batch.ids.tolist()])
-            assert (batch["clips"].cpu().int() - theirs.int()).abs().float().mean() < 8
-
-
 @pytest.mark.timeout(400)
 def test_the_job_learns_the_demo_on_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "jobs/video.py", "--gpu", "--workers", "1", "--storage", str(tmp_path), "--name", "one"]
-    command += ["--precision", "bf16", "--global-batch-size", "16", "--trace-samples"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380)
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = RunFolder(str(tmp_path), "one")
+    options = ["--gpu", "--workers", "1", "--precision", "bf16", "--global-batch-size", "16", "--trace-samples"]
+    folder = finished_run(tmp_path, "one", *options, script="jobs/video.py")
     assert folder.rows("epochs.jsonl")[-1]["validation"]["top1"] > 0.9
     assert len(read_samples(folder)) == 5 * 320
 

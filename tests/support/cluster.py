@@ -43,13 +43,24 @@ def start_job(*arguments: str, env: dict[str, str], log: Path, script: str = IMA
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
 
 
-def run_job(*arguments: str, env: dict[str, str], log: Path, timeout: float = 600) -> tuple[int, str]:
+def run_job(
+    *arguments: str, env: dict[str, str], log: Path, timeout: float = 600, script: str = IMAGENET
+) -> tuple[int, str]:
     """The exit code and the output of a job."""
-    process = start_job(*arguments, env=env, log=log)
+    process = start_job(*arguments, env=env, log=log, script=script)
     try:
         return process.wait(timeout), log.read_text()
     finally:
         process.kill()
+
+
+def finished_run(storage: Path, name: str, *options: str, script: str = IMAGENET) -> RunFolder:
+    """The folder of a run that a job has trained to its end, in the environment of the tests."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    arguments = ["--storage", str(storage), "--name", name, *options]
+    code, output = run_job(*arguments, env=env, log=storage / f"{name}.log", timeout=380, script=script)
+    assert code == 0, output
+    return RunFolder(str(storage), name)
 
 
 def descendants(pid: int) -> list[int]:
