@@ -173,7 +173,7 @@ def test_models_by_name() -> None:
         check_detector("maskrcnn_resnet50_fpn")
 
 
-@pytest.mark.parametrize("name", ["tiny", "ssdlite320_mobilenet_v3_large"])
+@pytest.mark.parametrize("name", ["tiny", pytest.param("ssdlite320_mobilenet_v3_large", marks=pytest.mark.slow)])
 def test_all_weights_get_gradients_even_from_empty_images(name: str) -> None:
     """DDP waits for the gradients of all."""
     model = build_detector(name, 3)

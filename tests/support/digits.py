@@ -21,13 +21,18 @@ def digits_data(root: Path | None = None) -> Data:
 
 
 def few_digits(root: Path) -> Data:
-    """Every third of them, as links below `root`: 479 to train on, five global batches of SHORT; 120 to validate."""
+    """Every third of them: 479 to train on, five global batches of SHORT; 120 to validate."""
+    return digits_data(every_third(digits_folder(), root))
+
+
+def every_third(folder: str, root: Path) -> Path:
+    """Link every third file of the class folders in `train` and `val` below `root`."""
     for split in ("train", "val"):
-        for file in sorted(Path(digits_folder(), split).glob("*/*"))[::3]:
-            link = root / file.relative_to(digits_folder())
+        for file in sorted(Path(folder, split).glob("*/*"))[::3]:
+            link = root / file.relative_to(folder)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
-    return digits_data(root)
+    return root
 
 
 def residual_digits(num_classes: int) -> nn.Sequential:
