@@ -27,6 +27,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import what tests on GPUs use takes seconds, where none of them is asked for."""
+    is_gpu = collection_path == Path(__file__).with_name("gpu")
+    return True if is_gpu and "not gpu" in str(config.getoption("markexpr")) else None
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     if "nvidia.dali" in sys.modules:

@@ -17,7 +17,6 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
-from ray.job_submission import JobSubmissionClient
 
 from raydali.launch.worker.run_meter import GAUGES
 from raydali.report.tensorboard import events_of
@@ -56,6 +55,8 @@ def wait_for(condition: Callable[[], Any], timeout: float) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    from ray.job_submission import JobSubmissionClient  # takes half a second
+
     path = tmp_path_factory.mktemp("watched")
     (home := path / "home").mkdir()
     env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN, RAY_USAGE_STATS_ENABLED="0")

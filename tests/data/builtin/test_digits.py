@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from raydali.data.builtin import digits
 from raydali.data.builtin.digits import digits_folder
@@ -35,6 +33,9 @@ def test_split_is_whole_disjoint_and_stratified(folder: Path) -> None:
 
 
 def test_the_package_holds_the_digits_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     expected = load_digits()
     _, val = train_test_split(np.arange(1797), test_size=360, stratify=expected.target, random_state=0)
     with np.load(Path(digits.__file__).with_name("digits.npz")) as packed:
@@ -44,6 +45,8 @@ def test_the_package_holds_the_digits_of_scikit_learn() -> None:
 
 
 def test_images_show_their_digit(folder: Path) -> None:
+    from sklearn.datasets import load_digits
+
     source = load_digits()
     for file in sorted(folder.glob("val/*/*.jpg")):
         assert int(file.parent.name) == source.target[int(file.stem)]
