@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from raydali.bench.synthetic import write_images
-from raydali.errors import UsageError
 from tests.support.fast_s3 import NGINX
 from tests.support.messages import mentions
 from tests.support.object_stores import PutObjects
 from tests.support.peers import PEERS, images_of, read, spdl, webdataset
-from tests.support.peers.__main__ import Options, finish, main, notes
+from tests.support.peers.__main__ import Options, main, notes
 from tests.support.peers.measure import upload
 from tests.support.peers.scripts import step_seconds, times
 
@@ -87,24 +86,6 @@ def test_notes_say_where_another_loader_is_ahead() -> None:
     assert mentions(said, "DALI cpu disk")
 
 
-def test_a_batch_on_the_device_has_no_rate_of_loading() -> None:
-    answer = {"images_per_second": 9e6, "cpu_seconds_per_1000": 0.0, "training_images_per_second": 8.0}
-    row: dict[str, Any] = {"peer": "ceiling", "from": "disk", "error": None, "answers": [answer], "source": ""}
-    finish([row])
-    assert row["training_images_per_second"] == 8 and row["images_per_second"] is row["low"] is None
-
-
-def test_refusals(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing"):
-        main(options(folder, "nothing"))
-    with pytest.raises(UsageError, match="32 JPEGs"):
-        main(Options(data=str(folder)))
-    with pytest.raises(UsageError, match="missing"):
-        main(options(tmp_path / "missing", "raydali"))
-    with pytest.raises(UsageError, match="local-s3"):
-        main(options(folder, "raydali", local_s3=True, s3="s3://bucket"))
-
-
 def test_every_loader_has_its_names() -> None:
     for name in PEERS:
         peer = importlib.import_module(f"tests.support.peers.{name}")
@@ -129,6 +110,7 @@ def test_times_of_scripts() -> None:
     assert times("torchvision", f"{torchvision}\n{test}\n") == [0.2]
 
 
+@pytest.mark.slow
 def test_the_second_half_of_a_script_is_measured(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

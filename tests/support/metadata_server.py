@@ -13,7 +13,6 @@ class MetadataServer(ThreadingHTTPServer):
     """Answers at `url` from then on.
 
     Attributes:
-        answered: paths of the requests that were answered, oldest first; `change` is notified of each.
         failures: how many of the next requests are refused with 503.
     """
 
@@ -23,7 +22,6 @@ class MetadataServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.change = threading.Condition()
-        self.answered: list[str] = []
         self.failures = 0
         self.ends: float | None = None
 
@@ -32,11 +30,6 @@ class MetadataServer(ThreadingHTTPServer):
         with self.change:
             self.ends = ends
             self.change.notify_all()
-
-    def wait_for_requests(self, number: int) -> None:
-        """Wait until so many were answered in all."""
-        with self.change:
-            assert self.change.wait_for(lambda: len(self.answered) >= number, 120)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,8 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
-            self.server.answered.append(self.path)
-            self.server.change.notify_all()
 
 
 @contextmanager
