@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -95,7 +94,10 @@ def test_help_answers_at_once() -> None:
     assert min(cpu_seconds(RAYDALI, "--help") for _ in range(3)) < 5 * parser
 
 
-@pytest.mark.parametrize("command", [[RAYDALI, "train", "imagenet"], [sys.executable, "jobs/grid.py"]])
+@pytest.mark.parametrize(
+    "command",
+    [[RAYDALI, "train", "imagenet"], pytest.param([sys.executable, "jobs/grid.py"], marks=pytest.mark.slow)],
+)
 def test_python_without_docstrings_is_refused(command: list[str]) -> None:
     environment = {**os.environ, "PYTHONOPTIMIZE": "2"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -175,22 +177,6 @@ def test_exit_codes(
     else:
         cli.main(args)
     assert seen == [LoaderBench(gpus="1,2", batch_size=8)]
-
-
-def test_ctrl_c_is_130() -> None:
-    command = [RAYDALI, "bench", "loader", "--loaders", "synthetic", "--gpus", "0", "--make", "256", "--seconds", "100"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        process.stderr.readline()  # it is at work
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130 and errors.endswith("interrupted\n"), errors
-
-
-def test_an_unknown_option_is_bad_usage() -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["bench", "loader", "--batchsize", "8"])
-    assert left.value.code == 2
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,14 @@ def pixels(
     return found
 
 
-@of_each_format
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        *((format, "dali") for format in ("tar", "tfrecord", "parquet")),
+        ("tar", "torch"),
+        *(pytest.param(format, "torch", marks=pytest.mark.slow) for format in ("tfrecord", "parquet")),
+    ],
+)
 def test_every_image_once_across_a_resume_on_other_workers(
     tmp_path: Path, folders: LabeledFiles, format: str, name: LoaderName
 ) -> None:
@@ -163,7 +169,8 @@ def test_they_are_previewed_and_copied(tmp_path: Path, folders: LabeledFiles) ->
     assert len(LabeledFiles.scan(str(tmp_path / "copy"))) == len(folders)
 
 
-@pytest.mark.parametrize("format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["tfrecord", "parquet"])
 def test_a_run_of_the_job(tmp_path: Path, format: str) -> None:
     digits = digits_data()
     third = digits.train.drop(np.flatnonzero(np.arange(len(digits.train)) % 3).tolist())

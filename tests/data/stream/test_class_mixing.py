@@ -25,7 +25,7 @@ def test_imagenet_in_16_blocks_has_a_handful_of_classes(global_batch_size: int, 
     assert not mixing.is_enough
 
 
-@pytest.mark.parametrize("global_batch_size", [256, 2048])
+@pytest.mark.parametrize("global_batch_size", [256, pytest.param(2048, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", [64, *(pytest.param(block, marks=pytest.mark.slow) for block in (32, 1024))])
 def test_the_window_is_as_small_as_gives_nearly_all_classes(block: int, global_batch_size: int) -> None:
     stream = stream_of(len(IMAGENET), global_batch_size, block)
@@ -60,7 +60,7 @@ def test_a_window_of_everything_is_the_last_resort() -> None:
     [
         (None, 1024),
         (np.random.default_rng(1).permutation(IMAGENET), 1024),
-        (IMAGENET, 64),
+        pytest.param(IMAGENET, 64, marks=pytest.mark.slow),
         (np.repeat(np.arange(10), 5000), 256),
         (np.repeat(np.arange(500), 10), 0),
     ],
