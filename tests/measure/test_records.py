@@ -78,18 +78,6 @@ def test_what_another_version_has_measured_besides_is_passed_over() -> None:
     assert segment_of([row]) == [rank_record(images=60)]
 
 
-def test_one_rank_is_its_own_mean() -> None:
-    segments = [[rank_record(0, 1, images=8, loss_sum=4.0, seconds=2.0, loader_wait_seconds=0.5, step_seconds=1.5)]]
-    record = epoch_record(segments, **FACTS)
-    assert (record["seconds"], record["loader_wait_seconds"], record["step_seconds"]) == (2.0, 0.5, 1.5)
-    assert (record["images_per_second"], record["loader_wait_fraction"], record["loss"]) == (4.0, 0.25, 0.5)
-
-
-def test_what_the_caller_knows_is_taken_over() -> None:
-    record = epoch_record([[rank_record(0, 1)]], **FACTS)
-    assert {name: record[name] for name in FACTS} == FACTS
-
-
 def test_a_ceiling_holds_only_for_the_measured_workers() -> None:
     segment = [rank_record(0, 2, images=60, seconds=4.0), rank_record(1, 2, images=60, seconds=3.0)]
     assert epoch_record([segment], **FACTS)["of_ceiling"] == 30.0 / 40.0
