@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from raydali.extras import require_extra
 from tests.support.messages import mentioning, mentions
 
 ROOT = Path(__file__).parents[1]
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 WITHOUT = """
 import runpy, sys
@@ -27,8 +29,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         ("av", "pip install av", "jobs/video.py"),
         ("av", "pip install av", "raydali/cli.py bench video"),
-        ("pycocotools", "pip install pycocotools", "jobs/detection.py"),
-        ("sklearn", "pip install scikit-learn", "jobs/restoration.py"),
+        slow("pycocotools", "pip install pycocotools", "jobs/detection.py"),
+        slow("sklearn", "pip install scikit-learn", "jobs/restoration.py"),
     ],
 )
 def test_a_missing_package_is_named_with_its_remedy(package: str, remedy: str, command: str, tmp_path: Path) -> None:

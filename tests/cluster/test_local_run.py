@@ -67,11 +67,6 @@ def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -
     assert len([*Path(folder.path()).glob("checkpoint_0*")]) == 3
 
     assert {path.name for path in home.iterdir()} == {"raydali-runs"}, "the home folder is touched"
-    code, output = run_job("--name", "demo", "--epochs", "4", env=env, log=tmp_path / "log")
-    assert code == 0 and "is finished" in output
-    code, output = run_job("--name", "demo", "--seed", "1", "--epochs", "5", env=env, log=tmp_path / "log")
-    assert code == 2
-    assert mentions(output, "seed 0 1") and mentions(output, "epochs 4 5")
 
 
 @pytest.mark.slow

@@ -178,14 +178,6 @@ def test_each_scale_has_its_groups_and_its_rate() -> None:
     assert groups == [(0.5, 0.005, 0.0, 3), (10.0, 0.1, 0.2, 1), (10.0, 0.1, 0.0, 1)]
 
 
-def test_without_scales_the_groups_are_those_of_old_checkpoints() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(8), nn.Linear(8, 2))
-    optimizer = build_optimizer("sgd", model, learning_rate=0.1, weight_decay=0.2)
-    set_learning_rate(optimizer, 0.01)
-    assert [(g["lr"], len(g["params"])) for g in optimizer.param_groups] == [(0.01, 1), (0.01, 3)]
-    assert all("lr_scale" not in group for group in optimizer.param_groups)
-
-
 def test_a_resume_takes_momenta_but_not_settings() -> None:
     model = nn.Linear(2, 2)
     before = torch.optim.SGD(parameter_groups(model, 0.5), lr=0.1, momentum=0.9)

@@ -95,7 +95,7 @@ def test_orders_differ_by_epoch_and_by_seed(size: int) -> None:
             assert abs(np.corrcoef(orders[i], orders[j])[0, 1]) < 5 / np.sqrt(size)
 
 
-@pytest.mark.parametrize("seeds", [25, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [12, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "size",
     # Of sizes up to 5, each order is as likely: see below.
@@ -116,7 +116,7 @@ def test_every_id_is_as_likely_at_every_position(size: int, seeds: int) -> None:
     assert chi2.sf(statistic, (size - 1) ** 2) > P_VALUE
 
 
-@pytest.mark.parametrize("seeds", [25, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [12, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_every_order_of_few_samples_is_as_likely(size: int, seeds: int) -> None:
     found = Counter(tuple(order(size, *key).tolist()) for key in product(range(seeds), range(60)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydali.data.stream.permutation import BlockPermutation, Permutation
@@ -164,6 +164,7 @@ def test_ranks_end_with_the_run(stream: Stream, data: st.DataObject) -> None:
     assert everything == list(range(first, end))
 
 
+@settings(max_examples=30)
 @given(streams())
 def test_the_seed_alone_orders_the_samples(stream: Stream) -> None:
     """Batch sizes cut the stream and leave its order alone, unless micro-batches have blocks of their own."""
