@@ -36,7 +36,7 @@ def statistics_on_a_rank() -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_statistics_move_once_a_step_by_the_mean_of_all_batches(world_size: int) -> None:
     mean, var = torch.zeros(3), torch.ones(3)
     for step in range(STEPS):

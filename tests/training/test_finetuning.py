@@ -115,7 +115,7 @@ def steps_of_rank(pattern: str, micro_batches: int) -> tuple[Arrays, Arrays]:
     return before, {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("world_size", "micro_batches"), [(1, 1), (1, 3), (2, 2), (2, 6)])
+@pytest.mark.parametrize(("world_size", "micro_batches"), [(1, 3), (2, 2)])
 def test_frozen_layers_never_change(world_size: int, micro_batches: int) -> None:
     first_block = r"[01]\."
     for before, after in run_ranks(world_size, steps_of_rank, first_block, micro_batches):

@@ -1,4 +1,4 @@
-"""Validation counts each image once: N = 161 on 1, 2, 3 and 5 workers."""
+"""Validation counts each image once: N = 161 on 2 and 5 workers."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -53,7 +53,7 @@ def validate() -> tuple[dict[str, float], bool]:
     return result, model.training
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [2, 5])
 def test_results_are_those_of_one_pass_over_all_images(world_size: int) -> None:
     images, labels = images_and_labels(np.arange(N))
     with torch.no_grad():
@@ -108,12 +108,6 @@ def test_five_classes_have_no_top5() -> None:
         assert result.keys() == {"images", "loss", "top1"} and result["images"] == 8
 
 
-def test_more_workers_than_batches_is_no_problem() -> None:
-    batches = [list(OrderedPass(samples=20, batch_size=16).micro_batches(rank, 5)) for rank in range(5)]
-    assert [len(each) for each in batches] == [1, 1, 0, 0, 0]
-    assert np.concatenate([b.ids for each in batches for b in each]).tolist() == list(range(20))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Several labels: the mean average precision is that of all images together
 
@@ -140,7 +134,7 @@ def validate_labels(labels: int = LABELS, samples: int = SAMPLES) -> dict[str, f
     return evaluate_labels(nn.Identity(), batches(), worker, Precision("fp32", worker.device))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("world_size", [2, 7])
 def test_results_are_those_of_all_images_together(world_size: int) -> None:
     scores, targets = scores_and_labels()
     metric = MultilabelAveragePrecision(LABELS - 1, average="macro")

@@ -1,4 +1,4 @@
-"""The figures of segmentation, against torchmetrics and torchvision's reference, and its loss."""
+"""The figures of segmentation, against torchmetrics, and its loss."""
 
 import io
 from pathlib import Path
@@ -14,7 +14,6 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 from raydali.data.index.masked_images import IGNORED, train_and_val
 from raydali.data.load.loader import Batch
-from raydali.errors import UsageError
 from raydali.training.evaluation.segmentation import balanced_weights, cross_entropy, evaluate, mask_files
 from raydali.training.evaluation.validation import ValidationPass
 from raydali.training.forward_backward import Precision
@@ -66,34 +65,6 @@ def test_predictions_of_further_classes_are_wrong() -> None:
     assert (found["iou"], found["accuracy"]) == (0.5, 0.5)
 
 
-class ReferenceMatrix:
-    """The confusion matrix of torchvision's reference, references/segmentation/utils.py."""
-
-    def __init__(self, classes: int) -> None:
-        self.mat = torch.zeros((classes, classes), dtype=torch.int64)
-
-    def update(self, truth: torch.Tensor, predicted: torch.Tensor) -> None:
-        n = len(self.mat)
-        known = (truth >= 0) & (truth < n)
-        self.mat += torch.bincount(n * truth[known].long() + predicted[known], minlength=n**2).reshape(n, n)
-
-    def compute(self) -> tuple[float, float]:
-        h = self.mat.float()
-        accuracy = torch.diag(h).sum() / h.sum()
-        iou = torch.diag(h) / (h.sum(1) + h.sum(0) - torch.diag(h))
-        return accuracy.item(), iou.mean().item()
-
-
-def test_figures_are_those_of_the_reference_of_torchvision() -> None:
-    made, reference = batches(1), ReferenceMatrix(CLASSES)
-    for batch in made:
-        reference.update(batch["masks"].flatten(), batch["images"].argmax(1).flatten())
-    accuracy, iou = reference.compute()
-    val: Any = ValidationPass(made, None, WORKER, Precision("fp32", CPU))
-    found = evaluate(nn.Identity(), val, CLASSES)
-    assert (found["accuracy"], found["iou"]) == pytest.approx((accuracy, iou), abs=1e-6)
-
-
 def test_the_loss_has_the_auxiliary_head_and_the_weights_of_classes() -> None:
     (batch,) = batches(2, 1)
     scores, other = batch["images"], batch["images"].flip(1)
@@ -137,8 +108,3 @@ def test_models_by_name(name: str) -> None:
     assert [tuple(each.shape) for each in training] == [(2, 3, 64, 96)] * (2 if name.startswith("fcn") else 1)
     with torch.inference_mode():
         assert model.eval()(images).shape == (2, 3, 64, 96)
-
-
-def test_unknown_models_are_refused() -> None:
-    with pytest.raises(UsageError, match="deeplabv3"):
-        check_segmenter("deeplab")
