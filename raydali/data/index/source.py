@@ -1,12 +1,13 @@
 """The protocols of sources, for loaders and jobs."""
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # `raydali --help` imports this file
+    import numpy as np
+    from numpy.typing import NDArray
 
-from raydali.data.read.contents import Contents
+    from raydali.data.read.contents import Contents
 
 
 class Source(Protocol):
@@ -26,7 +27,7 @@ class Source(Protocol):
 class Readable(Protocol):
     """N contents by id 0..N-1, such as the image files of a source."""
 
-    def contents(self, ids: NDArray[np.int64]) -> Contents:
+    def contents(self, ids: "NDArray[np.int64]") -> "Contents":
         """Read some at the same time; each is uint8 (bytes,), or `Failed`."""
 
 

@@ -189,6 +189,6 @@ def check_form(pipeline: Pipeline[Any]) -> None:
     """
     if len(inspect.signature(pipeline.inputs).parameters) == 3:
         raise UsageError(
-            f"the pipeline {type(pipeline).__name__} has inputs(source, ids, epochs): write files(source), which names "
-            "what is read, and inputs(source, samples), which also returns the crops, see docs/own-data.md"
+            f"the pipeline {type(pipeline).__name__} has inputs(source, ids, epochs): write files(source) and "
+            "inputs(source, samples), see docs/own-data.md"
         )

@@ -1,5 +1,6 @@
 """Graphs of one's own with `if`s on data, and with DALI's automatic augmentations, which are made of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from nvidia.dali import fn
 from nvidia.dali.auto_aug import auto_augment, rand_augment, trivial_augment
 
 from raydali.data.index.labeled import LabeledFiles
-from raydali.data.load.make import make_loader
+from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
+from raydali.errors import UsageError
+from tests.support.messages import mentioning
 from tests.support.pictures import encoded, files, photograph
 
 STREAM = Stream(samples=12, epochs=2, batch_size=4, global_batch_size=4, seed=0)
@@ -74,3 +77,15 @@ def test_an_if_without_conditionals_is_an_error_with_a_remedy(source: LabeledFil
     with pytest.raises(TypeError) as error:
         images(source, Unasked)
     assert "conditionals = True" in error.value.__notes__[0]
+
+
+class Earlier(TrainImages):
+    def inputs(self, source: Any, ids: Any, epochs: Any) -> Any:  # type: ignore[override]
+        return source.labels[ids]
+
+
+@pytest.mark.parametrize("loader", ["dali", "torch"])
+def test_a_pipeline_in_its_earlier_form_is_refused(tmp_path: Path, loader: LoaderName) -> None:
+    source = files(tmp_path, one=encoded(photograph()))
+    with pytest.raises(UsageError, match=mentioning("Earlier inputs(source, samples) docs/own-data.md")):
+        make_loader(loader, source, Earlier(image_size=8, seed=0), STREAM)
