@@ -2,8 +2,8 @@
 
 import importlib.util
 import os
-import threading
 from functools import cache
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,33 +14,32 @@ if TYPE_CHECKING:
 
 FEW = 4
 """So many files Python reads as fast."""
-_THREADS = 8
-"""Files that are read at the same time, to hide the latency of a disk or of a file server."""
+_READERS, _THREADS = 2, 4
+"""Batches that are read at the same time, and files of each, to hide the latency of a disk or of a file server."""
 
 
 class _Reader:
-    """A pipeline of DALI that reads files; it is made anew for larger batches."""
+    """A pipeline of DALI that reads files, for one thread at a time; it is made anew for larger batches."""
 
     def __init__(self) -> None:
-        self._lock, self._most = threading.Lock(), 0
+        self._most = 0
 
     def read(self, paths: NDArray[np.uint8]) -> "TensorListCPU":
         """Return the contents of files. Raises RuntimeError if one cannot be read."""
         import nvidia.dali as dali
         from nvidia.dali import fn
 
-        with self._lock:
-            if len(paths) > self._most:
-                self._pipeline = dali.Pipeline(len(paths), _THREADS, device_id=None, prefetch_queue_depth=1)
-                with self._pipeline:
-                    files = fn.external_source(name="paths", device="cpu", no_copy=True)
-                    self._pipeline.set_outputs(fn.io.file.read(files, dont_use_mmap=True))
-                self._most = len(paths)
-            try:
-                contents: TensorListCPU = self._pipeline.run(paths=paths)[0]
-            except RuntimeError:
-                self._most = 0  # the pipeline is of no more use
-                raise
+        if len(paths) > self._most:
+            self._pipeline = dali.Pipeline(len(paths), _THREADS, device_id=None, prefetch_queue_depth=1)
+            with self._pipeline:
+                files = fn.external_source(name="paths", device="cpu", no_copy=True)
+                self._pipeline.set_outputs(fn.io.file.read(files, dont_use_mmap=True))
+            self._most = len(paths)
+        try:
+            contents: TensorListCPU = self._pipeline.run(paths=paths)[0]
+        except RuntimeError:
+            self._most = 0  # the pipeline is of no more use
+            raise
         return contents
 
 
@@ -51,13 +50,20 @@ def read_by_dali(paths: NDArray[np.uint8]) -> "TensorListCPU | None":
     """
     if len(paths) <= FEW or importlib.util.find_spec("nvidia.dali") is None:
         return None
+    idle = _idle(os.getpid())
+    reader = idle.get()
     try:
-        return _reader(os.getpid()).read(paths)
+        return reader.read(paths)
     except RuntimeError:
         return None
+    finally:
+        idle.put(reader)
 
 
-# For each process, since a forked one has none of the threads of its parent's reader.
+# For each process, since a forked one has none of the threads of its parent's readers.
 @cache
-def _reader(_process: int) -> _Reader:
-    return _Reader()
+def _idle(_process: int) -> "SimpleQueue[_Reader]":
+    readers = SimpleQueue[_Reader]()
+    for _ in range(_READERS):
+        readers.put(_Reader())
+    return readers
