@@ -33,14 +33,14 @@ class Prepared:
         inputs: of the graph.
         read: the image files among them.
         seconds: the time that it took, by cause.
-        version: of what is known about broken samples, see `Preparation._version`.
+        failures: how often DALI had failed before.
     """
 
     micro_batch: MicroBatch
     inputs: Inputs = ()
     read: Read | None = None
     seconds: dict[Cause, float] | None = None
-    version: int = -1
+    failures: int = -1
 
 
 class Preparation:
@@ -71,7 +71,7 @@ class Preparation:
             Exception: see `Quarantine.load`.
         """
         for prepared in self._prepared:
-            if prepared.version != self._version:
+            if self._is_outdated(prepared):
                 prepared = self._prepare(prepared.micro_batch)
             if len(prepared.micro_batch.ids):
                 return prepared
@@ -91,10 +91,10 @@ class Preparation:
         """Stop the threads, without waiting for their current work."""
         self._threads.shutdown(cancel_futures=True)
 
-    @property
-    def _version(self) -> int:
-        """It grows when a sample is found broken, and when a file is found that DALI does not decode."""
-        return len(self._loader.quarantine.known) + self._failures
+    def _is_outdated(self, prepared: Prepared) -> bool:
+        """Return whether one of its samples was found broken since, or perhaps a file that DALI does not decode."""
+        known, ids = self._loader.quarantine.known, prepared.micro_batch.read_ids
+        return prepared.failures != self._failures or (bool(known) and any(id in known for id in ids.tolist()))
 
     def _prepare_ahead(self, micro_batches: Iterator[MicroBatch]) -> Iterator[Prepared]:
         submitted = (self._threads.submit(self._prepare, micro_batch) for micro_batch in micro_batches)
@@ -107,11 +107,10 @@ class Preparation:
             yield prepared.result()
 
     def _prepare(self, micro_batch: MicroBatch) -> Prepared:
-        version = self._version
-        settled, prepared = self._loader.quarantine.load(micro_batch, partial(self._prepare_once, version))
-        return prepared or Prepared(settled)
+        settled, prepared = self._loader.quarantine.load(micro_batch, partial(self._prepare_once, self._failures))
+        return prepared or Prepared(settled, failures=self._failures)
 
-    def _prepare_once(self, version: int, micro_batch: MicroBatch) -> Prepared:
+    def _prepare_once(self, failures: int, micro_batch: MicroBatch) -> Prepared:
         """Return a micro-batch with the samples that it has. Raises SampleErrors, or an error of the task."""
         pipeline, source = self._loader.pipeline.in_epoch(micro_batch.counts_to), self._loader.source
         ids, images = micro_batch.read_ids, pipeline.image_files
@@ -128,7 +127,7 @@ class Preparation:
         seconds: dict[Cause, float] = {"storage": reading, "cpu decode": screened_at - read_at}
         others = max(0.0, time.perf_counter() - began - sum(seconds.values()))
         seconds[pipeline.inputs_are] = seconds.get(pipeline.inputs_are, 0.0) + others
-        return Prepared(micro_batch, (*(read.for_dali if read is not None else ()), *inputs), read, seconds, version)
+        return Prepared(micro_batch, (*(read.for_dali if read is not None else ()), *inputs), read, seconds, failures)
 
 
 def _sound(contents: Contents) -> Contents:
