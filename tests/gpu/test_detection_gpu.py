@@ -22,7 +22,7 @@ STEPS, MICRO_BATCHES = WARM_UP_STEPS + 3, 2
 
 @pytest.fixture(autouse=True)
 def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in test_forward_backward_gpu.py."""
+    """Do the same as in test_forward_backward_gpu.py."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 

@@ -114,7 +114,7 @@ class Restoration(TaskResults):
 
 
 class JobPredictions(TaskResults):
-    """What the job's `predictions` makes of the outputs; without it, restored images as PNG files.
+    """The results that the job's `predictions` makes of the outputs; without it, restored images as PNG files.
 
     Whole images are taken one at a time, unless the pipeline makes images of one size of labelled ones.
     """

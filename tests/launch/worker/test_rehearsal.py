@@ -111,7 +111,7 @@ CASES = {
 
 
 def _doubted(folder: RunFolder) -> list[list[bool]]:
-    """Whether this rank measures after each epoch of CASES, and of ENDLESS, in which no measurement is void.
+    """Return whether this rank measures after each epoch of CASES, and of ENDLESS, in which no measurement is void.
 
     Rank 1 has replaced another one after the first measurement.
     """
@@ -245,7 +245,7 @@ def test_only_ddp_and_fp16_need_many_warm_up_steps() -> None:
 
 
 def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bool, float | None, int]:
-    """Whether everything was as before, the ceiling, and how many steps were taken."""
+    """Return whether everything was as before, the ceiling, and how many steps were taken."""
     worker = Worker.join(CPU, cpus=1, node="")
     model, average = network(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
