@@ -126,7 +126,7 @@ def resize(image: Pixels, size: Sequence[float] | NDArray[Any], mode: Interpolat
     import torch
     from torch.nn.functional import interpolate
 
-    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     height, width = map(int, size)
     resized = interpolate(pixels, size=(height, width), mode=mode, antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).numpy()
