@@ -34,9 +34,19 @@ class Normalized(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the output of the model for images (N, C, ...) in 0..255, of any dtype."""
-        shape = (-1, *[1] * (images.dim() - 2))
-        normalised = (images * self.scale.view(shape)).add_(self.shift.view(shape))  # in place: a third less CPU time
+        normalised = self._normalise(images)
         output: torch.Tensor = self.model(normalised)
         if self.mirrored and not self.training:
             output = (output + self.model(normalised.flip(-1))) / 2
         return output
+
+    def _normalise(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images.movedim(1, -1)
+        if images.is_cpu and images.dtype == torch.uint8 and rows.is_contiguous() and not torch.compiler.is_compiling():
+            # Half the time: the CPU takes colours in memory one by one, but a whole row at once.
+            columns = images.shape[-1]
+            floats = rows.flatten(-2).to(self.scale.dtype)
+            floats.mul_(self.scale.repeat(columns)).add_(self.shift.repeat(columns))
+            return floats.view(rows.shape).movedim(-1, 1)
+        shape = (-1, *[1] * (images.dim() - 2))
+        return (images * self.scale.view(shape)).add_(self.shift.view(shape))
