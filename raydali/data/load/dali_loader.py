@@ -1,8 +1,9 @@
 """A loader that decodes and augments in DALI, in C++ and on the GPU.
 
-    micro-batches --> prepared on threads -------------> decode, augment (DALI) --> torch
-                      files, windows (preparation.py)    depths.DECODED ahead
+    micro-batches --> prepared on threads -------------> fed on a thread --> decode, augment (DALI) --> torch
+                      files, windows (preparation.py)                        depths.DECODED ahead
 
+To feed a batch takes a millisecond of Python, in which the training thread would launch no kernel.
 DALI's pipeline is unusable after an error. The loader then finds the files that DALI refuses among the batches in
 flight, rebuilds the pipeline, and resumes in the same order.
 """
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -27,7 +29,7 @@ from raydali.data.index.source import Source
 from raydali.data.load import depths
 from raydali.data.load.loader import Batch, Loader, LoaderOptions
 from raydali.data.load.preparation import Preparation, Prepared
-from raydali.data.read.reading import Backoff, Cause
+from raydali.data.read.reading import Backoff, Cause, WaitTimer, shares
 from raydali.data.stream.stream import MicroBatch, Once, Order
 from raydali.data.tasks.dali_ops import conditionals_hint, external_inputs, shut_down
 from raydali.data.tasks.pipeline import Device, Inputs, Pipeline
@@ -82,6 +84,9 @@ class DaliLoader(Loader):
         self._batch_size = 0
         self._at_last_run = 0.0, 0.0  # seconds of Python in graphs, and the time
         self._ahead: FirstBatch | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feeding")
+        self._feeding = WaitTimer()  # of the last batch that was fed
+        self._fed: Future[None] | None = None
         self.on_close: Callable[[], object] | None = None
 
     def begin_ahead(self) -> None:
@@ -121,20 +126,40 @@ class DaliLoader(Loader):
                 break
             assert self._dali is not None
             try:
-                with self.waits.by(self._split_wait):
-                    on_gpu = self._dali_device == "gpu"
-                    outputs = self._dali.run(torch.cuda.current_stream(self.device) if on_gpu else None)
+                outputs = self._run(self._dali)
             except StopIteration:
                 break
             except RuntimeError as error:
                 self._go_on_after(error)
                 continue
             self._backoff.end()
-            named = zip(self.pipeline.outputs, outputs, strict=True)
-            yield Batch({name: self._to_torch(output) for name, output in named}, self._in_flight.popleft().micro_batch)
+            named, micro_batch = zip(self.pipeline.outputs, outputs, strict=True), self._in_flight.popleft().micro_batch
+            tensors = {name: self._to_torch(output) for name, output in named}
+            self._fed = self._thread.submit(self._feed_ahead, self._dali)
+            yield Batch(tensors, micro_batch)
         if self._error is not None:
             self._discard()
             raise self._error
+
+    def _run(self, pipeline: dali.Pipeline) -> tuple[Any, ...]:
+        """Return the outputs of the next batch."""
+        fed = self._fed or self._thread.submit(self._feed_ahead, pipeline)
+        with self.waits.by(self._split_feeding):
+            fed.result()
+        with self.waits.by(self._split_wait):
+            on_gpu = self._dali_device == "gpu"
+            outputs: tuple[Any, ...] = pipeline.outputs(torch.cuda.current_stream(self.device) if on_gpu else None)
+        return outputs
+
+    def _feed_ahead(self, pipeline: dali.Pipeline) -> None:
+        self._feeding = WaitTimer()
+        with self._feeding.on(self._decodes):
+            pipeline.schedule_run()
+
+    def _wait_until_fed(self) -> None:
+        if self._fed is not None:
+            self._fed.exception()
+            self._fed = None
 
     def _go_on_after(self, error: RuntimeError) -> None:
         """Load the batches in flight again after an error of DALI, without the samples on which it fails.
@@ -175,10 +200,14 @@ class DaliLoader(Loader):
 
     def _discard(self) -> None:
         """End DALI's pipeline, and forget the batches in flight."""
+        self._wait_until_fed()
         if self._dali is not None:
             shut_down(self._dali)
         self._dali = self._next = None
         self._in_flight.clear()
+
+    def _split_feeding(self, seconds: float) -> dict[Cause, float]:
+        return shares(seconds, self._feeding.seconds)
 
     def _split_wait(self, seconds: float) -> dict[Cause, float]:
         (in_python, at), self._at_last_run = self._at_last_run, (self.python.in_graphs, time.perf_counter())
@@ -192,7 +221,9 @@ class DaliLoader(Loader):
 
     def _build(self) -> bool:
         """Build DALI's pipeline for batches like the next one; return False if there is none."""
-        self._next = self._take()
+        self._feeding = WaitTimer()
+        with self.waits.by(self._split_feeding):
+            self._next = self._take()
         if self._next is None:
             return False
         number, on_gpu = len(self._next.inputs), self.pipeline.gpu_inputs
@@ -217,13 +248,13 @@ class DaliLoader(Loader):
         if self._error is not None:
             return None
         try:
-            return self._preparation.take()
+            return self._preparation.take(self._feeding)
         except Exception as error:
             self._error = error
             return None
 
     def _feed(self) -> Inputs:
-        """Return the inputs of the next batch; DALI calls it in `run`, and ends its epoch after a StopIteration."""
+        """Return the inputs of the next batch for DALI, which ends its epoch after a StopIteration."""
         prepared, self._next = self._next or self._take(), None
         if prepared is None:
             raise StopIteration
@@ -232,13 +263,15 @@ class DaliLoader(Loader):
 
     def _drain(self) -> None:
         """Discard what was prefetched for the last order, and make DALI's pipeline ready for the next."""
+        self._wait_until_fed()
         self._preparation.begin(iter(()))
         self._next = self._error = None
         if self._dali is None:
             return
         try:
             while True:
-                self._dali.run()
+                self._dali.schedule_run()
+                self._dali.outputs()
         except StopIteration:
             self._in_flight.clear()
             self._dali.reset()
@@ -254,8 +287,9 @@ class DaliLoader(Loader):
         """Stop DALI's threads and free its memory."""
         super().close()
         self._backoff.end()
-        self._discard()
         self._preparation.close()
+        self._discard()
+        self._thread.shutdown()
         self._screening.close()
         if self.on_close is not None:
             self.on_close()

@@ -19,7 +19,7 @@ from raydali.data.broken.screening import Read, Screening
 from raydali.data.load.depths import PREPARED
 from raydali.data.load.loader import Loader
 from raydali.data.read.contents import Contents, Failed
-from raydali.data.read.reading import Cause, reading_seconds
+from raydali.data.read.reading import Cause, WaitTimer, reading_seconds, shares
 from raydali.data.stream.stream import MicroBatch
 from raydali.data.tasks.pipeline import Device, Inputs, SampleErrors, Samples
 
@@ -59,17 +59,22 @@ class Preparation:
         self._prepared: Iterator[Prepared] = iter(())
         self._pending: deque[Future[Prepared]] = deque()
         self._failures = 0
+        self._waits = loader.waits
 
     def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
         """Prepare these micro-batches from now on."""
         self._prepared = self._prepare_ahead(micro_batches)
 
-    def take(self) -> Prepared | None:
+    def take(self, waits: WaitTimer) -> Prepared | None:
         """Return the next one that is not empty, prepared again if a sample was found broken since; None at the end.
+
+        Args:
+            waits: counts the time until it is prepared.
 
         Raises:
             Exception: see `Quarantine.load`.
         """
+        self._waits = waits
         for prepared in self._prepared:
             if self._is_outdated(prepared):
                 prepared = self._prepare(prepared.micro_batch)
@@ -102,7 +107,7 @@ class Preparation:
         while pending:
             prepared = pending.popleft()
             pending.extend(islice(submitted, 1))
-            with self._loader.waits.by(partial(_split_wait, prepared)):
+            with self._waits.by(partial(_split_wait, prepared)):
                 prepared.exception()  # waits
             yield prepared.result()
 
@@ -143,5 +148,4 @@ def _split_wait(prepared: "Future[Prepared]", seconds: float) -> dict[Cause, flo
     """Divide the seconds of waiting for a batch as its preparation was divided."""
     if prepared.cancelled() or prepared.exception() is not None or not (parts := prepared.result().seconds):
         return {"storage": seconds}
-    whole = sum(parts.values()) or 1.0
-    return {cause: seconds * part / whole for cause, part in parts.items()}
+    return shares(seconds, parts)

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -71,6 +71,12 @@ class WaitTimer:
     def on(self, cause: Cause) -> AbstractContextManager[None]:
         """Attribute the time of the `with` block to one cause."""
         return self.by(lambda seconds: {cause: seconds})
+
+
+def shares(seconds: float, parts: Mapping[Cause, float]) -> dict[Cause, float]:
+    """Divide seconds in proportion to these parts."""
+    whole = sum(parts.values()) or 1.0
+    return {cause: seconds * part / whole for cause, part in parts.items()}
 
 
 class PythonTime:
