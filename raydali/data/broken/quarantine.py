@@ -35,7 +35,7 @@ from raydali.data.read.reading import (
 )
 from raydali.data.read.storage import StoreError
 from raydali.data.stream.counter_rng import keyed
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.stream.stream import MicroBatch, joined
 from raydali.data.tasks.pipeline import Pipeline, SampleErrors
 from raydali.errors import DataError, StorageAway
 
@@ -291,6 +291,8 @@ class Quarantine:
         Raises:
             DataError: no substitute is found.
         """
+        if micro_batch.parts:
+            return joined([*map(self.with_substitutes, micro_batch.parts)])
         broken = [place for place, id in enumerate(micro_batch.ids.tolist()) if id in self.known]
         if not broken:
             return replace(micro_batch, replaced_by=None) if micro_batch.replaced_by is not None else micro_batch

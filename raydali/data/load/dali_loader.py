@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 READ_OPERATOR = "`nvidia.dali.fn.io.file.read`"
 """The operator that reads files, as DALI's errors name it. Its failure in a graph is no sign of broken contents."""
+ALIGNMENT = 16
+"""Bytes: torch.compile copies inputs that are aligned to less."""
 
 
 class DaliLoader(Loader):
@@ -51,6 +53,7 @@ class DaliLoader(Loader):
 
     Args:
         prefetched: batches in flight in DALI.
+        together: micro-batches that DALI decodes as one batch. Default: see `depths.together`.
         recovers: if False, raise DALI's error where DALI fails on a batch.
 
     Attributes:
@@ -64,11 +67,12 @@ class DaliLoader(Loader):
         order: Order,
         *,
         prefetched: int = depths.DECODED,
+        together: int | None = None,
         recovers: bool = True,
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(source, pipeline, order, **options)
-        self._prefetched, self._recovers = prefetched, recovers
+        self._prefetched, self._together, self._recovers = prefetched, together, recovers
         self._backoff = Backoff(self.quarantine.storage)
         self._dali_device: Device = "gpu" if self.device.type == "cuda" else "cpu"
         self._decodes: Cause = "gpu decode" if self._dali_device == "gpu" else "cpu decode"
@@ -118,9 +122,12 @@ class DaliLoader(Loader):
         first = next(micro_batches, None)
         if first is None:
             return
+        if self._together is None:
+            decodes_on_gpu = self._dali_device == "gpu" and self.pipeline.image_files
+            self._together = depths.together(len(first.ids)) if decodes_on_gpu else 1
         # No micro-batch of an order is larger than its first one.
-        self._batch_size = max(self._batch_size, len(first.ids))
-        self._preparation.begin(chain([first], micro_batches))
+        self._batch_size = max(self._batch_size, len(first.ids) * self._together)
+        self._preparation.begin(chain([first], micro_batches), self._together)
         while True:
             if self._dali is None and not self._build():
                 break
@@ -136,7 +143,7 @@ class DaliLoader(Loader):
             named, micro_batch = zip(self.pipeline.outputs, outputs, strict=True), self._in_flight.popleft().micro_batch
             tensors = {name: self._to_torch(output) for name, output in named}
             self._fed = self._thread.submit(self._feed_ahead, self._dali)
-            yield Batch(tensors, micro_batch)
+            yield from _parts(tensors, micro_batch)
         if self._error is not None:
             self._discard()
             raise self._error
@@ -238,7 +245,7 @@ class DaliLoader(Loader):
                 batch_size=self._batch_size,
                 num_threads=self.threads,
                 device_id=self._gpu,
-                prefetch_queue_depth=self._prefetched,
+                prefetch_queue_depth=min(self._prefetched, max(2, self._prefetched // (self._together or 1))),
             )
         self._dali.build()
         return True
@@ -293,6 +300,20 @@ class DaliLoader(Loader):
         self._screening.close()
         if self.on_close is not None:
             self.on_close()
+
+
+def _parts(tensors: dict[str, torch.Tensor], micro_batch: MicroBatch) -> Iterator[Batch]:
+    """The batches of the micro-batches that were joined in one; one of which all samples are left out has none."""
+    end = 0
+    for part in micro_batch.parts or (micro_batch,):
+        begin, end = end, end + len(part.ids)
+        if end > begin:
+            yield Batch({name: _aligned(tensor[begin:end]) for name, tensor in tensors.items()}, part)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory begins where compiled code takes it fastest."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 class FirstBatch:

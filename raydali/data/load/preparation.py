@@ -20,7 +20,7 @@ from raydali.data.load.depths import PREPARED
 from raydali.data.load.loader import Loader
 from raydali.data.read.contents import Contents, Failed
 from raydali.data.read.reading import Cause, WaitTimer, reading_seconds, shares
-from raydali.data.stream.stream import MicroBatch
+from raydali.data.stream.stream import MicroBatch, joined
 from raydali.data.tasks.pipeline import Device, Inputs, SampleErrors, Samples
 
 
@@ -61,9 +61,9 @@ class Preparation:
         self._failures = 0
         self._waits = loader.waits
 
-    def begin(self, micro_batches: Iterator[MicroBatch]) -> None:
-        """Prepare these micro-batches from now on."""
-        self._prepared = self._prepare_ahead(micro_batches)
+    def begin(self, micro_batches: Iterator[MicroBatch], together: int = 1) -> None:
+        """Prepare these micro-batches from now on, so many joined in one."""
+        self._prepared = self._prepare_ahead(_grouped(micro_batches, together))
 
     def take(self, waits: WaitTimer) -> Prepared | None:
         """Return the next one that is not empty, prepared again if a sample was found broken since; None at the end.
@@ -133,6 +133,22 @@ class Preparation:
         others = max(0.0, time.perf_counter() - began - sum(seconds.values()))
         seconds[pipeline.inputs_are] = seconds.get(pipeline.inputs_are, 0.0) + others
         return Prepared(micro_batch, (*(read.for_dali if read is not None else ()), *inputs), read, seconds, failures)
+
+
+def _grouped(micro_batches: Iterator[MicroBatch], together: int) -> Iterator[MicroBatch]:
+    """Join up to so many micro-batches of an epoch; the first one stays alone, since training waits for it."""
+    group: list[MicroBatch] = []
+    most = 1
+    for micro_batch in micro_batches:
+        if group and micro_batch.counts_to != group[0].counts_to:
+            yield joined(group)
+            group = []
+        group.append(micro_batch)
+        if len(group) == most:
+            yield joined(group)
+            group, most = [], together
+    if group:
+        yield joined(group)
 
 
 def _sound(contents: Contents) -> Contents:

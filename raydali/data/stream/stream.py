@@ -10,8 +10,8 @@ Rank r of W takes micro-batches r, r + W, ... of every global batch. Nothing but
 number of samples consumed is needed to go on, on any number of workers.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -38,6 +38,7 @@ class MicroBatch:
         repeats: of each sample, int64 (batch_size,): how often it came before in its cycle; None: the stream has no
             repeats.
         counts_to: the epoch to which the global batch counts: its record is written next.
+        parts: the micro-batches that a loader has joined in this one, in order; their samples are those of this one.
     """
 
     step: int
@@ -48,6 +49,7 @@ class MicroBatch:
     replaced_by: NDArray[np.int64] | None = None
     repeats: NDArray[np.int64] | None = None
     counts_to: int = 0
+    parts: "tuple[MicroBatch, ...]" = ()
 
     @property
     def draw_keys(self) -> NDArray[np.int64]:
@@ -68,6 +70,25 @@ class MicroBatch:
     def replaced(self) -> int:
         """The number of samples that are replaced."""
         return 0 if self.replaced_by is None else int((self.replaced_by >= 0).sum())
+
+
+def joined(parts: Sequence[MicroBatch]) -> MicroBatch:
+    """Return consecutive micro-batches of the same epoch as one, to load them together."""
+    first, *others = parts
+    if not others:
+        return first
+
+    def column(of: Callable[[MicroBatch], NDArray[np.int64]]) -> NDArray[np.int64]:
+        return np.concatenate([*map(of, parts)])
+
+    return replace(
+        first,
+        ids=column(lambda part: part.ids),
+        epochs=column(lambda part: part.epochs),
+        replaced_by=column(lambda part: np.where(part.read_ids == part.ids, -1, part.read_ids)),
+        repeats=None if first.repeats is None else np.concatenate([part.repeats for part in parts]),
+        parts=tuple(parts),
+    )
 
 
 EpochOrder = Permutation | BlockPermutation | ApartPermutation

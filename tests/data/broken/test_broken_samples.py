@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from nvidia.dali import fn
 from raydali.data.broken.quarantine import Quarantine, substitute
 from raydali.data.index.labeled import LabeledFiles, LabeledSource
 from raydali.data.load.dali_loader import DaliLoader
-from raydali.data.load.loader import LoaderOptions
+from raydali.data.load.loader import Loader, LoaderOptions
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.read import reading
 from raydali.data.stream.stream import OrderedPass, Stream
@@ -45,12 +45,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
 
 
 def load(
-    name: LoaderName, source: LabeledFiles, rank: int = 0, world_size: int = 1, start: int = 0, stream: Stream = STREAM
+    name: LoaderName | Callable[..., Loader],
+    source: LabeledFiles,
+    rank: int = 0,
+    world_size: int = 1,
+    start: int = 0,
+    stream: Stream = STREAM,
 ) -> tuple[Rows, Quarantine]:
     quarantine = Quarantine(len(source), seed=stream.seed)
     options = LoaderOptions(rank=rank, world_size=world_size, start=start, threads=2, quarantine=lambda _: quarantine)
     rows: Rows = {}
-    with make_loader(name, source, TRAIN, stream, **options) as loader:
+    make = partial(make_loader, name) if isinstance(name, str) else name
+    with make(source, TRAIN, stream, **options) as loader:
         for batch, expected in zip(loader, stream.micro_batches(rank, world_size, start=start), strict=True):
             one = batch.micro_batch
             assert (one.number, one.ids.tolist()) == (expected.number, expected.ids.tolist())
@@ -140,6 +146,24 @@ def test_what_is_known_from_elsewhere_changes_nothing(source: LabeledFiles, whol
         images = torch.cat([batch["images"].clone() for batch in loader])
     assert torch.equal(images, torch.stack([row[2] for row in rows.values()]))
     assert not quarantine.drain_new()
+
+
+def test_they_are_replaced_alike_in_micro_batches_that_are_decoded_together(
+    source: LabeledFiles, whole: Loaded
+) -> None:
+    rows, quarantine = whole("dali")
+    together, others = load(partial(DaliLoader, together=3), source)
+    assert same(rows, together) and quarantine.known == others.known
+
+
+def test_of_micro_batches_that_are_decoded_together_they_are_left_out(tmp_path: Path) -> None:
+    source = folder(tmp_path, 18, dict.fromkeys([1, *range(4, 8), 9, 17], "text"))
+    order = OrderedPass(samples=18, batch_size=4)
+    with DaliLoader(source, CENTRE, order, together=3, quarantine=lambda _: Quarantine(18)) as loader:
+        for _ in range(2):
+            batches = [(batch.micro_batch.step, batch.ids.tolist(), batch["labels"].tolist()) for batch in loader]
+            left = [(0, [0, 2, 3]), (2, [8, 10, 11]), (3, [12, 13, 14, 15]), (4, [16])]
+            assert batches == [(step, ids, source.labels[ids].tolist()) for step, ids in left]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,11 +18,11 @@ from nvidia.dali import fn
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.index.labeled import LabeledFiles
 from raydali.data.load import depths
-from raydali.data.load.dali_loader import DaliLoader
+from raydali.data.load.dali_loader import ALIGNMENT, DaliLoader
 from raydali.data.load.loader import Batch
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass, Stream
-from raydali.data.tasks.classification import TrainImages, ValidationImages
+from raydali.data.tasks.classification import ImageSizes, TrainImages, ValidationImages
 from raydali.data.tasks.pipeline import Inputs, Pipeline, Samples
 from raydali.errors import DataError
 from tests.support.pictures import assert_like_pillow, encoded, files, photograph
@@ -71,6 +71,27 @@ def test_batches_are_the_streams(name: LoaderName, source: LabeledFiles) -> None
             assert (labels.shape, labels.dtype) == ((4,), torch.int64)
             if name != "synthetic":
                 assert labels.tolist() == source.labels[batch.ids].tolist()
+
+
+@pytest.mark.parametrize("together", [2, 3, 7])
+def test_micro_batches_that_are_decoded_together_are_the_same(together: int, source: LabeledFiles) -> None:
+    stream = Stream(samples=30, epochs=3, batch_size=3, global_batch_size=6, seed=1)
+    growing = replace(AUGMENTED, image_sizes=ImageSizes(32, 64, 0, 2))
+    with (
+        DaliLoader(source, growing, stream, rank=1, world_size=2) as alone,
+        DaliLoader(source, growing, stream, rank=1, world_size=2, together=together) as joined,
+    ):
+        for expected, batch in zip(alone, joined, strict=True):
+            assert (expected.micro_batch.number, ids([expected])) == (batch.micro_batch.number, ids([batch]))
+            assert alone.state_dict() == joined.state_dict()
+            assert all(torch.equal(expected[name], batch[name]) for name in ("images", "labels"))
+            assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in batch.tensors.values())
+            assert batch["images"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("size", "together"), [(1, 1), (2, 4), (64, 4), (96, 2), (128, 2), (129, 1), (512, 1)])
+def test_how_many_micro_batches_a_gpu_decodes_together(size: int, together: int) -> None:
+    assert depths.together(size) == together
 
 
 def test_an_iteration_that_began_ahead_gives_the_same_batches(source: LabeledFiles) -> None:
