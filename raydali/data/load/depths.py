@@ -17,7 +17,8 @@ PREPARED = 4
 DECODED = 4
 """Batches in flight in DALI. Its stages together take longer than one step, so 2 would stall training."""
 LEAST_TOGETHER = 256
-"""So many images a GPU decodes at once at its full rate, and Python takes as long for one batch as for a larger one."""
+"""So many images a GPU decodes at once at its full rate, and Python takes as long for one batch as for a larger one.
+The first batch must not be smaller than later ones: nvImageCodec's JPEG engines never take more at once than of it."""
 MOST_TOGETHER = 4
 CLIPS = 2
 """Batches of clips in flight in DALI, which are large."""

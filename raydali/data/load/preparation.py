@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 
 from raydali.data.broken.screening import Read, Screening
 from raydali.data.load.depths import PREPARED
@@ -63,7 +63,7 @@ class Preparation:
 
     def begin(self, micro_batches: Iterator[MicroBatch], together: int = 1) -> None:
         """Prepare these micro-batches from now on, so many joined in one."""
-        self._prepared = self._prepare_ahead(_grouped(micro_batches, together))
+        self._prepared = self._prepare_ahead(self._grouped(micro_batches, together))
 
     def take(self, waits: WaitTimer) -> Prepared | None:
         """Return the next one that is not empty, prepared again if a sample was found broken since; None at the end.
@@ -111,6 +111,14 @@ class Preparation:
                 prepared.exception()  # waits
             yield prepared.result()
 
+    def _grouped(self, micro_batches: Iterator[MicroBatch], together: int) -> Iterator[MicroBatch]:
+        """Join up to so many micro-batches for which the pipeline is the same."""
+        for _, group in groupby(
+            micro_batches, lambda micro_batch: self._loader.pipeline.in_epoch(micro_batch.counts_to)
+        ):
+            while part := [*islice(group, together)]:
+                yield joined(part)
+
     def _prepare(self, micro_batch: MicroBatch) -> Prepared:
         settled, prepared = self._loader.quarantine.load(micro_batch, partial(self._prepare_once, self._failures))
         return prepared or Prepared(settled, failures=self._failures)
@@ -133,22 +141,6 @@ class Preparation:
         others = max(0.0, time.perf_counter() - began - sum(seconds.values()))
         seconds[pipeline.inputs_are] = seconds.get(pipeline.inputs_are, 0.0) + others
         return Prepared(micro_batch, (*(read.for_dali if read is not None else ()), *inputs), read, seconds, failures)
-
-
-def _grouped(micro_batches: Iterator[MicroBatch], together: int) -> Iterator[MicroBatch]:
-    """Join up to so many micro-batches of an epoch; the first one stays alone, since training waits for it."""
-    group: list[MicroBatch] = []
-    most = 1
-    for micro_batch in micro_batches:
-        if group and micro_batch.counts_to != group[0].counts_to:
-            yield joined(group)
-            group = []
-        group.append(micro_batch)
-        if len(group) == most:
-            yield joined(group)
-            group, most = [], together
-    if group:
-        yield joined(group)
 
 
 def _sound(contents: Contents) -> Contents:

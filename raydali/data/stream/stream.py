@@ -73,7 +73,7 @@ class MicroBatch:
 
 
 def joined(parts: Sequence[MicroBatch]) -> MicroBatch:
-    """Return consecutive micro-batches of the same epoch as one, to load them together."""
+    """Return consecutive micro-batches as one, to load them together."""
     first, *others = parts
     if not others:
         return first

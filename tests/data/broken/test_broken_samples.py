@@ -153,7 +153,7 @@ def test_they_are_replaced_alike_in_micro_batches_that_are_decoded_together(
 ) -> None:
     rows, quarantine = whole("dali")
     together, others = load(partial(DaliLoader, together=3), source)
-    assert same(rows, together) and quarantine.known == others.known
+    assert same(rows, together) and quarantine.known.keys() == others.known.keys()
 
 
 def test_of_micro_batches_that_are_decoded_together_they_are_left_out(tmp_path: Path) -> None:
