@@ -11,6 +11,10 @@ from raydali.errors import UsageError as UsageError
 from raydali.extras import require_extra as require_extra
 from raydali.text import plural as plural
 
+# From Python and notebooks
+from raydali.commands.from_python import Run as Run
+from raydali.commands.from_python import train as train
+
 # Data: what the samples are
 from raydali.data.broken.quarantine import Quarantine as Quarantine
 from raydali.data.builtin.blurred import blurred_folder as blurred_folder

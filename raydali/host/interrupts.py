@@ -8,10 +8,25 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDS_WITH_INPUT = "RAYDALI_ENDS_WITH_INPUT"
+"""The environment variable by which a program tells a job that the job's standard input ends when the program does."""
 HARD_EXIT_AT = 3
 """The number of the signal that ends the process at once."""
 SAME_SECONDS = 0.2
 """Signals within this time count as one: a program may signal a process and then its group."""
+
+
+def end_with_input() -> None:
+    """If ENDS_WITH_INPUT is set, send this process SIGTERM once its standard input ends."""
+    if os.environ.pop(ENDS_WITH_INPUT, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1):  # unbuffered: a thread that waits in a buffered file breaks the end of the process
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True, name="end of input").start()
 
 
 def raise_on_signals() -> None:

@@ -23,6 +23,7 @@ from raydali.data.read.storage import refuse_secrets
 from raydali.errors import UsageError
 from raydali.host import start_clock
 from raydali.host.background import Background
+from raydali.host.interrupts import end_with_input
 from raydali.host.standard_streams import outlive_readers
 from raydali.launch.driver.job_file import PLAN, PROGRAM, typed
 from raydali.launch.driver.launcher import launch
@@ -156,6 +157,7 @@ def run_main(main: Callable[[], None]) -> None:
     """
     sys.path.insert(0, str(Path.cwd()))
     outlive_readers(Background("output"))
+    end_with_input()
     with exit_codes():
         if PLAN in os.environ:
             raise UsageError(f"{Path(sys.argv[0]).name} has no JOB that raydali could plan: see docs/own-data.md")

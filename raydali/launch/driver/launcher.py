@@ -75,7 +75,7 @@ def launch(job: Job[Any], given: TrainingOptions, console: Console, short_second
         KeyboardInterrupt: it was interrupted; a run that was training has left a checkpoint.
     """
     check_loader(given, console.print)
-    folder = RunFolder(given.storage, given.name or _new_name(job.name), console.warn)
+    folder = RunFolder(given.storage, given.name or new_name(job.name), console.warn)
     earlier = previous_run(folder, defaults_of(type(given)))
     data = job.open_data(given)
     train, samples, labels = data.train, len(data.train), getattr(data.train, "one_each", None)
@@ -153,7 +153,7 @@ def launch(job: Job[Any], given: TrainingOptions, console: Console, short_second
             train_in_workers(task, placement, connected, console, track, interrupt)
 
 
-def _new_name(job: str) -> str:
+def new_name(job: str) -> str:
     """Return a name with random characters, since two runs may begin in the same second."""
     return time.strftime(f"{job}-%Y%m%d-%H%M%S-") + "".join(random.choices(string.ascii_lowercase + string.digits, k=4))
 
