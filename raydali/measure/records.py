@@ -192,7 +192,7 @@ def epoch_record(
         "checkpoint_seconds": seconds("checkpoint_seconds"),
         "quarantined": quarantined,
         "storage": storage,
-        "cached": _cached(storage) if storage else None,
+        "cached": _cached(storage) if storage and getattr(options, "cache", None) else None,
         "verdict": None,
         "costs": None,
         "ranks": [asdict(record) for record in records],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jobs.imagenet import Config
 from raydali.measure.records import RankRecord, epoch_record, segment_of, share_of_ceiling
 from tests.support.messages import mentioning
 from tests.support.records import rank_record
@@ -138,10 +139,11 @@ def test_an_error_in_the_verdict_is_a_warning(monkeypatch: pytest.MonkeyPatch) -
 def test_reads_of_a_bucket_add_up_over_ranks() -> None:
     counts = {"requests": 10, "bytes": 900, "repeated": 1, "hits": 20, "peer_hits": 10, "damaged": 0}
     ranks = [rank_record(0, 2, storage=counts), rank_record(1, 2, storage=counts | {"requests": 30, "hits": 10})]
-    record = epoch_record([ranks], **FACTS)
+    record = epoch_record([ranks], **FACTS | {"options": Config(cache="/tmp/cache")})
     sums = {"requests": 40, "bytes": 1800, "repeated": 2, "hits": 30, "peer_hits": 20, "damaged": 0}
     assert record["storage"] == sums
     assert record["cached"] == 50 / 90
+    assert epoch_record([ranks], **FACTS)["cached"] is None, "there is no cache"
 
 
 def test_no_share_is_above_what_a_ceiling_allows() -> None:
