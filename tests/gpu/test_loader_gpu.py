@@ -55,9 +55,12 @@ def test_the_host_does_not_wait_for_the_stream(source: LabeledFiles) -> None:
         assert not asleep.query()
 
 
-def test_memory_is_reused_in_stream_order(source: LabeledFiles) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_memory_is_reused_in_stream_order(source: LabeledFiles, ahead: bool) -> None:
     with make_loader("dali", source, TRAIN, STREAM, device="cuda", threads=4) as loader:
         expected = [float(batch["images"].sum()) for batch in loader]
+        if ahead:
+            loader.begin_ahead()
         sums = []
         for batch in loader:
             torch.cuda._sleep(SECOND // 20)

@@ -88,6 +88,7 @@ class DaliLoader(Loader):
         self._batch_size = 0
         self._at_last_run = 0.0, 0.0  # seconds of Python in graphs, and the time
         self._ahead: FirstBatch | None = None
+        self._is_ahead = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feeding")
         self._feeding = WaitTimer()  # of the last batch that was fed
         self._fed: Future[None] | None = None
@@ -96,6 +97,7 @@ class DaliLoader(Loader):
     def begin_ahead(self) -> None:
         """Begin the next iteration in the background. If this fails, it begins again once it is asked for."""
         self._end_iteration()
+        self._is_ahead = True
         self._ahead = FirstBatch(self._begin(), self.device)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -142,6 +144,8 @@ class DaliLoader(Loader):
             self._backoff.end()
             named, micro_batch = zip(self.pipeline.outputs, outputs, strict=True), self._in_flight.popleft().micro_batch
             tensors = {name: self._to_torch(output) for name, output in named}
+            if self._is_ahead:  # DALI reuses memory in the order of that thread's stream, but another one will use it
+                tensors, self._is_ahead = {name: tensor.clone() for name, tensor in tensors.items()}, False
             self._fed = self._thread.submit(self._feed_ahead, self._dali)
             yield from _parts(tensors, micro_batch)
         if self._error is not None:
@@ -333,16 +337,15 @@ class FirstBatch:
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         with suppress(Exception), torch.cuda.stream(stream):
             batch = next(self.batches)
-            # The loader reuses memory in the order of this stream, but the batch will be used on another one.
-            tensors = {name: tensor.clone() for name, tensor in batch.tensors.items()}
             if stream is not None:
                 stream.synchronize()
-            self._batch = Batch(tensors, batch.micro_batch)
+            self._batch = batch
 
     def wait(self) -> Batch | None:
         """Return the batch, for the current stream; None if there is none or after an error."""
         self._thread.join()
         if self._batch is not None and self._device.type == "cuda":
+            # Micro-batches that were decoded together with it have the same memory.
             for tensor in self._batch.tensors.values():
                 tensor.record_stream(torch.cuda.current_stream(self._device))
         return self._batch

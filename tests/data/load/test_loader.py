@@ -94,8 +94,12 @@ def test_how_many_micro_batches_a_gpu_decodes_together(size: int, together: int)
     assert depths.together(size) == together
 
 
-def test_an_iteration_that_began_ahead_gives_the_same_batches(source: LabeledFiles) -> None:
-    with DaliLoader(source, VALIDATION, PASS) as usual, DaliLoader(source, VALIDATION, PASS) as ahead:
+@pytest.mark.parametrize("together", [1, 3])
+def test_an_iteration_that_began_ahead_gives_the_same_batches(together: int, source: LabeledFiles) -> None:
+    with (
+        DaliLoader(source, VALIDATION, PASS) as usual,
+        DaliLoader(source, VALIDATION, PASS, together=together) as ahead,
+    ):
         for begins in (True, True, False):
             if begins:
                 ahead.begin_ahead()
