@@ -4,16 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from raydali.data.read.node_cache.cache_entries import CacheOption
+from raydali.data.stream.class_shares import ClassSampling, ClassShares, check_alone
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
 from raydali.options.placement import AT_LEAST_0, AT_LEAST_1, Bounds, PlacementOptions, require
 from raydali.report.tracking import parse_trackers
 from raydali.run.folder import USUAL_STORAGE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LEAST_TIMEOUT = 10
 _OTHERS_WAIT = 1.5
@@ -80,6 +85,10 @@ class TrainingOptions(PlacementOptions):
     repeats: Annotated[int, AT_LEAST_1] = 1
     """Repeated augmentation: each sample is used K times with other random numbers within K epochs, in different global
     batches. An epoch has as many samples as without, from a K-th of the data."""
+    class_sampling: str | None = None
+    """balanced: each class gets as many places of an epoch as the others; sqrt or sqrt:SHARE: classes below this share
+    of the samples (default 0.001) get more. An epoch stays as long; a sample with several labels counts to the rarest.
+    Default: each sample has one place."""
     validate_every: Annotated[int, AT_LEAST_1] = 1
     """Validate after every N-th epoch, and after the last one. Only these epochs can become the best weights."""
     sync_bn: bool = False
@@ -145,6 +154,9 @@ class TrainingOptions(PlacementOptions):
         _ = self.trackers, self.profiled
         if self.cache is not None:
             CacheOption.parse(self.cache)
+        if self.class_sampling is not None:
+            ClassSampling.parse(self.class_sampling)
+            check_alone(self.repeats, self.shuffle_block)
         if self.shuffle_window and not self.shuffle_block:
             raise UsageError(f"--shuffle-window {self.shuffle_window} counts blocks: also give --shuffle-block")
         for name in ("hang_timeout", "start_timeout"):
@@ -189,8 +201,12 @@ class TrainingOptions(PlacementOptions):
 
         return is_kept
 
-    def stream(self, samples: int) -> Stream:
+    def stream(self, samples: int, labels: "NDArray[np.int64] | None" = None) -> Stream:
         """The stream of ids that a run over that many training samples consumes.
+
+        Args:
+            samples: N.
+            labels: (N,), the classes for --class-sampling; without them, the stream has the right length only.
 
         Raises:
             UsageError: the sizes do not fit together.
@@ -207,7 +223,12 @@ class TrainingOptions(PlacementOptions):
             shuffle_apart=self.shuffle_apart or False,
             repeats=self.repeats,
             order_batch_size=self.order_batch_size,
+            class_shares=None if labels is None else self._class_shares(labels),
         )
+
+    def _class_shares(self, labels: "NDArray[np.int64]") -> ClassShares | None:
+        sampling = self.class_sampling
+        return None if sampling is None else ClassShares(labels, ClassSampling.parse(sampling), self.seed)
 
     @cached_property
     def profiled(self) -> range | None:

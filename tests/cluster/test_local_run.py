@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from jobs.imagenet import DIGITS
+from raydali.data.builtin.digits import digits_folder
+from raydali.data.index.labeled import LabeledFiles
 from raydali.run.folder import RunFolder
 from tests.support.cluster import (
     committed,
@@ -177,15 +179,12 @@ def test_an_early_interrupt_reports_that_nothing_was_saved(home: Path, tmp_path:
     assert [row["event"] for row in events_of(RunFolder(str(tmp_path), "early"))] == ["interrupt"]
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("ray")
-def test_repeats_come_once_each_across_a_resume_on_other_workers(home: Path, tmp_path: Path) -> None:
-    """SIGKILL in mid-epoch on 2 workers; 3 workers end the run, whose last cycle has two of three epochs."""
-    env, folder = environment(home), RunFolder(str(tmp_path), "repeats")
-    config = replace(DIGITS, epochs=8, batch_size=16, global_batch_size=96, repeats=3)
-    options = ["--name", "repeats", "--storage", str(tmp_path), "--trace-samples", "--checkpoint-every", "5"]
+def killed_and_resumed(option: str, value: str, home: Path, tmp_path: Path) -> RunFolder:
+    """A run of 8 epochs: SIGKILL in mid-epoch on 2 workers; 3 workers end it, with the same option only."""
+    env, folder = environment(home), RunFolder(str(tmp_path), "resumed")
+    options = ["--name", "resumed", "--storage", str(tmp_path), "--trace-samples", "--checkpoint-every", "5"]
     options += ["--epochs", "8", "--batch-size", "16", "--global-batch-size", "96", "--no-ceiling"]
-    process = start_job(*options, "--repeats", "3", "--workers", "2", env=env, log=tmp_path / "log")
+    process = start_job(*options, option, value, "--workers", "2", env=env, log=tmp_path / "log")
     deadline = time.monotonic() + 600
     try:
         while committed(folder) < 40:
@@ -196,10 +195,33 @@ def test_repeats_come_once_each_across_a_resume_on_other_workers(home: Path, tmp
         kill([process.pid, *below])
         process.wait()
     code, output = run_job(*options, "--workers", "3", env=env, log=tmp_path / "log")
-    assert code == 2 and mentions(output, "repeats 3 1"), output
-    code, output = run_job(*options, "--repeats", "3", "--workers", "3", env=env, log=tmp_path / "log")
+    assert code == 2 and mentions(output, f"{option[2:].replace('-', '_')} {value}"), output
+    code, output = run_job(*options, option, value, "--workers", "3", env=env, log=tmp_path / "log")
     assert code == 0, output
+    return folder
 
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_places_of_sampled_classes_come_once_each_across_a_resume(home: Path, tmp_path: Path) -> None:
+    folder = killed_and_resumed("--class-sampling", "balanced", home, tmp_path)
+    config = replace(DIGITS, epochs=8, batch_size=16, global_batch_size=96, class_sampling="balanced")
+    labels = LabeledFiles.scan(f"{digits_folder()}/train").labels
+    stream, table = config.stream(1437, labels), read_samples(folder)
+    assert_whole(folder, stream)
+    assert set(table["rank"].to_pylist()) == {0, 1, 2}
+    places = Counter(zip(*(table[name].to_pylist() for name in ("epoch", "id", "repeat")), strict=True))
+    assert {*places.values()} == {1} and any(repeat for *_, repeat in places)
+    of_classes = Counter(int(labels[id]) for epoch, id, _ in places if epoch < 7)
+    assert all(abs(count - 7 * 143.7) <= 7 for count in of_classes.values()), "to a place an epoch"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_repeats_come_once_each_across_a_resume_on_other_workers(home: Path, tmp_path: Path) -> None:
+    """The run's last cycle has two of three epochs."""
+    folder = killed_and_resumed("--repeats", "3", home, tmp_path)
+    config = replace(DIGITS, epochs=8, batch_size=16, global_batch_size=96, repeats=3)
     stream, table = config.stream(1437), read_samples(folder)
     assert_whole(folder, stream)
     assert set(table["rank"].to_pylist()) == {0, 1, 2} and folder.read_json("config.json")["repeats"] == 3

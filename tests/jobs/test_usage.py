@@ -115,6 +115,8 @@ CASES = {
         "--repeats 12 .* 64 .*1,437 samples.* 11",
     ),
     "repeats-of-blocks-apart": ("--repeats 2 --shuffle-block 32 --shuffle-apart", "--repeats 2 .*--no-shuffle-apart"),
+    "class-sampling": ("--class-sampling even", "--class-sampling .*balanced, sqrt .*even"),
+    "class-sampling-of-repeats": ("--class-sampling sqrt --repeats 2", "--class-sampling .*--repeats 2"),
     "track-tensorboard": ("--track tensorboard", "--track tensorboard .*tensorboard/"),
     # Storage
     "name": ("--name a/b", "--name 'a/b'"),

@@ -1,7 +1,7 @@
 """The protocols of sources, for loaders and jobs."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:  # `raydali --help` imports this file
     import numpy as np
@@ -34,6 +34,27 @@ class Readable(Protocol):
 def classes_of(source: Source) -> tuple[str, ...]:
     """Return the classes of a source in order; none if its samples have none."""
     return tuple(getattr(source, "classes", ()))
+
+
+def class_labels(source: Source) -> "NDArray[np.int64] | None":
+    """Return the label of each sample (N,), or the rarest one of its labels, -1 for none; None: samples have no labels.
+
+    Boxes count with their labels.
+    """
+    import numpy as np
+
+    labels: NDArray[Any] | None = getattr(source, "labels", None)
+    if (one_each := getattr(source, "one_each", None)) is not None or labels is None or labels.dtype.kind == "f":
+        return one_each
+    if labels.ndim == 2:
+        samples, labels = np.nonzero(labels)
+    else:  # of boxes
+        samples = np.repeat(np.arange(len(source)), np.diff(source.first_boxes))  # type: ignore[attr-defined]
+    rarest = np.lexsort((labels, np.bincount(labels)[labels], samples))
+    of_samples, first = np.unique(samples[rarest], return_index=True)
+    found = np.full(len(source), -1)
+    found[of_samples] = labels[rarest][first]
+    return found
 
 
 class Relocatable(Protocol):

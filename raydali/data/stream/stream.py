@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.stream.class_shares import ClassShares, SampledEpoch, check_alone
 from raydali.data.stream.permutation import ApartPermutation, BlockPermutation, Permutation
 from raydali.data.stream.repeats import Passes, draw_keys
 from raydali.errors import UsageError
@@ -158,6 +159,7 @@ class Stream:
             its cut into micro-batches changes. Default: batch_size.
         repeats: K. Above 1, epochs still have N samples, but each id comes K times in a cycle of K epochs, near each
             other and in K different global batches, see repeats.py. Blocks keep their order in all passes.
+        class_shares: how many places of an epoch each id has, see class_shares.py. Default: one each.
 
     Raises:
         UsageError: a size below 1, G or order_batch_size not a multiple of batch_size, fewer samples than G, a negative
@@ -174,6 +176,7 @@ class Stream:
     shuffle_apart: bool = False
     repeats: int = 1
     order_batch_size: int | None = None
+    class_shares: ClassShares | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples", "epochs", "batch_size", "global_batch_size", "repeats"):
@@ -201,6 +204,8 @@ class Stream:
             )
         if self.repeats > 1:
             self._check_repeats()
+        if self.class_shares is not None:
+            check_alone(self.repeats, self.shuffle_block)
 
     def _check_repeats(self) -> None:
         most = max(1, self.samples // (2 * self.global_batch_size))
@@ -272,6 +277,9 @@ class Stream:
         ids, repeats = np.empty_like(samples), np.zeros_like(samples)
         for cycle in np.unique(cycles).tolist():
             here = cycles == cycle
+            if self.class_shares is not None:
+                ids[here], repeats[here] = _sampled_epoch(self, cycle)(places[here])
+                continue
             if self.repeats > 1:
                 passes = Passes(self.samples, self.repeats, self.seed, cycle, shuffled=not self.shuffle_block)
                 places[here], repeats[here] = passes(places[here])
@@ -282,7 +290,7 @@ class Stream:
             step * self.micro_batches_per_step + index,
             ids,
             samples // self.samples,
-            repeats=repeats if self.repeats > 1 else None,
+            repeats=repeats if self.repeats > 1 or self.class_shares is not None else None,
             counts_to=self.epoch_of(step),
         )
 
@@ -311,6 +319,12 @@ class Stream:
                 f"{self.global_batch_size} in {plural(self.epochs, 'epoch')}: it was made with other settings"
             )
         return steps
+
+
+@lru_cache(maxsize=2)
+def _sampled_epoch(stream: Stream, epoch: int) -> SampledEpoch:
+    assert stream.class_shares is not None
+    return SampledEpoch(stream.class_shares, epoch, stream.global_batch_size)
 
 
 @lru_cache(maxsize=4)

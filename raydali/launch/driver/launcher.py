@@ -17,7 +17,14 @@ from raydali.data.index.validation_set import warn_of_overlap
 from raydali.errors import StartError, UsageError
 from raydali.host import start_clock
 from raydali.host.interrupts import Interrupt
-from raydali.launch.driver.option_checks import check, check_loader, crop_warning, tell_amplification, warnings_of
+from raydali.launch.driver.option_checks import (
+    check,
+    check_class_sampling,
+    check_loader,
+    crop_warning,
+    tell_amplification,
+    warnings_of,
+)
 from raydali.launch.driver.placement import resolve_placement
 from raydali.launch.driver.ray_cluster import connect
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
@@ -54,6 +61,7 @@ STREAM_SETTINGS = (
     "seed",
     *SHUFFLE_OPTIONS,
     "repeats",
+    "class_sampling",
     SHA256,
 )
 """Settings that a resume must repeat, since the stream depends on them."""
@@ -103,6 +111,7 @@ def launch(job: Job[Any], given: TrainingOptions, console: Console, short_second
             console.warn(f"the run resumes with a changed setting: {change}")
     contents = check_contents(folder, train, data.val)
     check(options, samples)
+    check_class_sampling(options, train)
     job.check(options)
     warn_of_overlap(train, data.val)
     from raydali.data.tasks.class_check import class_warnings  # not before: it imports Pillow

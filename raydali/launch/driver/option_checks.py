@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from raydali.data.index.source import Source, class_labels, classes_of
 from raydali.data.stream.class_mixing import ClassMixing, fitting_window, is_useful, useful_block
 from raydali.data.stream.read_together import ReadTogether
 from raydali.data.tasks.classification import validation_size
@@ -176,3 +177,24 @@ def tell_amplification(
         f"{begin}: --shuffle-block {options.shuffle_block} reads {reads:.1f} times the bytes of the images, a full "
         f"shuffle {amplification(full, options, facts):.1f} times"
     )
+
+
+def check_class_sampling(options: TrainingOptions, train: Source) -> None:
+    """Refuse `--class-sampling` for samples without labels, and for classes without samples.
+
+    Raises:
+        UsageError: it cannot be done with these samples or options.
+    """
+    if options.class_sampling is None:
+        return
+    labels = class_labels(train)
+    if labels is None:
+        raise UsageError(f"--class-sampling {options.class_sampling} needs samples with classes: leave it out")
+    every = getattr(train, "labels", labels)
+    used = {*np.flatnonzero(every.any(0) if every.ndim == 2 else np.bincount(every)).tolist()}
+    names = enumerate(classes_of(train), start=getattr(train, "first_label", 0))
+    if empty := [name for number, name in names if number not in used]:
+        raise UsageError(
+            f"--class-sampling can give no places to {plural(len(empty), 'class')} without training samples, such as "
+            f"{empty[0]!r}: add samples, or leave the class out"
+        )

@@ -36,6 +36,7 @@ OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "shuffle_window",
     "shuffle_apart",
     "repeats",
+    "class_sampling",
     "exclude",
     "max_bad_fraction",
     "val_data",

@@ -13,6 +13,7 @@ import psutil
 import ray
 import torch
 
+from raydali.data.index.source import class_labels
 from raydali.data.load.loader import Loader
 from raydali.data.read.reading import retries
 from raydali.errors import NodeError, RaydaliError, StorageAway, UsageError
@@ -70,6 +71,8 @@ def run_worker(config: dict[str, Any]) -> None:
                 session.warn(text)
         with forwarded_warnings(lambda text: channel.post(ForwardedWarning(rank, text))):
             data = ray.get(task.data)
+            if options.class_sampling is not None:
+                session.class_labels = class_labels(data.train)
             address = ray.util.get_node_ip_address()
             with shared_cache(options.cache, session.worker, address, (data.train, data.val), session.warn):
                 task.train(resolve_on_hardware(options, session, samples=task.samples), data, session)

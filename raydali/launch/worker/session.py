@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydali.data.load.loader import Loader
 from raydali.data.stream.stream import Stream
 from raydali.host import start_clock
@@ -62,6 +65,7 @@ class Session:
         steps_left: number of remaining steps of the training loop; 0 after its end.
         checkpoints: the checkpoints of the run. Ray Train's are not used: it ends a run if it cannot rewrite its record
             of them.
+        class_labels: the classes of the training samples (N,), for `--class-sampling`.
         validation_samples: number of samples of each validation.
         validates: returns whether an epoch is validated.
         parameters: number of the model's parameters.
@@ -86,6 +90,7 @@ class Session:
         self.starting_weights = weights
         self.cursor, self.steps_left, self.parameters = Cursor(), 0, 0
         self.validation_samples, self.validates = 0, lambda _: True
+        self.class_labels: NDArray[np.int64] | None = None
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
         self._batches_before, self._last_progress = 0, 0.0
         self._driver_notice: Notice | None = None

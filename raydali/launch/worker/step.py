@@ -38,7 +38,7 @@ class RunParts:
 
     def __init__(self, config: TrainingOptions, session: Session, samples: int) -> None:
         self.config, self.session, self.worker = config, session, session.worker
-        self.stream, self.on_gpu = config.stream(samples), self.worker.device.type == "cuda"
+        self.stream, self.on_gpu = config.stream(samples, session.class_labels), self.worker.device.type == "cuda"
         self.precision = Precision(config.precision, self.worker.device)
         self.broken = BrokenSamples(config, session, samples=samples)
         self.trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
