@@ -76,6 +76,7 @@ def difference(a: Image.Image, b: Image.Image, size: tuple[int, int]) -> float:
         ("RGB", "TIFF", {}, ("TIFF", "RGB")),
         ("CMYK", "TIFF", {}, ("TIFF", "RGB")),
         ("I;16", "TIFF", {}, ("TIFF", "L")),
+        ("P", "GIF", {}, ("PNG", "RGB")),
     ],
     ids=str,
 )

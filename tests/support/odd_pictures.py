@@ -272,7 +272,32 @@ def _jpegs_2000() -> dict[str, bytes]:
     }
 
 
-SOUND = _jpegs() | _pngs() | _webps() | _bmps() | _pnms() | _tiffs() | _jpegs_2000()
+def _gifs() -> dict[str, bytes]:
+    others: dict[str, Any] = {"save_all": True, "append_images": [picture(2)], "duration": 50}
+    clear = Image.fromarray(np.dstack([COLOURS, np.where(ALPHA < 128, 0, 255).astype(np.uint8)]))
+    return {
+        "picture.gif": saved(PICTURE, "GIF"),
+        "interlaced-87.gif": saved(PICTURE, "GIF", interlace=1),
+        "grey.gif": saved(PICTURE.convert("L"), "GIF"),
+        "transparent.gif": saved(clear, "GIF"),
+        "animated.gif": saved(PICTURE, "GIF", **others),
+        "no-end.gif": saved(PICTURE, "GIF")[:-2],
+    }
+
+
+def _avifs() -> dict[str, bytes]:
+    clear = Image.fromarray(np.dstack([COLOURS, ALPHA]))
+    return {
+        "picture.avif": saved(PICTURE, "AVIF", quality=90),
+        "444.avif": saved(PICTURE, "AVIF", quality=90, subsampling="4:4:4"),
+        "odd.avif": saved(picture(3, 47, 31), "AVIF"),
+        "alpha.avif": saved(clear, "AVIF", quality=90),
+        "turned.avif": saved(PICTURE, "AVIF", exif=exif(6)),
+        "animated.avif": saved(PICTURE, "AVIF", quality=90, save_all=True, append_images=[picture(2)], duration=50),
+    }
+
+
+SOUND = _jpegs() | _pngs() | _webps() | _bmps() | _pnms() | _tiffs() | _jpegs_2000() | _gifs() | _avifs()
 """Files that all loaders read alike, by name."""
 REFUSED = {
     "12-bits.jpg": (b64decode(JPEG_12_BITS), "12 bits"),
@@ -287,13 +312,15 @@ REFUSED = {
     "colour-floats.tif": (tiff(COLOURS.astype(np.float32) / 255, 32, 2, 3, sign=3), "3 x 32-bit floats"),
     "10-bits.tif": (tiff(np.zeros((HEIGHT, WIDTH * 10 // 8), np.uint8), 10), "10-bit integers"),
     "large-floats.tif": (saved(Image.fromarray(GREY.astype(np.float32)), "TIFF"), "floats up to"),
-    "picture.gif": (saved(PICTURE, "GIF"), "a GIF"),
+    "cut-off.gif": (saved(PICTURE, "GIF")[:1000], "truncated"),
+    "cut-off.avif": (saved(PICTURE, "AVIF")[:-9], "Truncated"),
+    "icon.ico": (saved(PICTURE, "ICO"), "an icon"),
 }
 """Files that all loaders leave out, with a part of the reason."""
 TURNED = {
     *("big-endian.jpg", "far-offset.jpg", "more-entries.jpg", "doubled-tag.jpg", "long.jpg", "two-blocks.jpg"),
     *("after-comment.jpg", "exif-against-xmp.jpg", "xmp.jpg"),
-    *("exif.png", "exif-behind.png", "exif-as-text.png", "xmp.png"),
+    *("exif.png", "exif-behind.png", "exif-as-text.png", "xmp.png", "turned.avif"),
     *(f"{name}-{way}.webp" for name in ("lossy", "lossless") for way in ("exif", "exif-prefix", "xmp")),
     *(f"orientation-{number}.jpg" for number in (5, 6, 7, 8)),
     *(f"orientation-{number}.tif" for number in (6, 8)),

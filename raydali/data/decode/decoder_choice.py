@@ -4,8 +4,9 @@
     all others     Pillow decodes them (pillow.py), for DALI too, which gets the pixels as PNM
 
 Only what is known to be alike is plain. What DALI decodes differently, or not at all, or does not survive, are the rare
-kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF, and
-JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; a list of the others has no end.
+kinds: two EXIF blocks, damaged EXIF, orientation in XMP, animations, 12 bits, runs in BMP, separate planes in TIFF,
+GIF, AVIF, and JPEG 2000, which ends the process if it is damaged. The list of what is plain is short; a list of the
+others has no end.
 
 A format is recognised by a file's first bytes. Files of other formats are never parsed, whatever their name is.
 """
@@ -27,10 +28,12 @@ class Format(NamedTuple):
     Attributes:
         name: the name in Pillow.
         magics: the possible first bytes of a file.
+        begin: where they begin.
     """
 
     name: str
     magics: tuple[bytes, ...]
+    begin: int = 0
 
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
@@ -41,10 +44,11 @@ BMP = Format("BMP", (b"BM",))
 PNM = Format("PPM", tuple(b"P%d" % kind for kind in range(1, 7)))
 TIFF = Format("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"))
 JPEG_2000 = Format("JPEG2000", (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51"))
-FORMATS = JPEG, PNG, WEBP, BMP, PNM, TIFF, JPEG_2000
+GIF = Format("GIF", (b"GIF87a", b"GIF89a"))
+AVIF = Format("AVIF", (b"ftypavif", b"ftypavis"), begin=4)
+FORMATS = JPEG, PNG, WEBP, BMP, PNM, TIFF, JPEG_2000, GIF, AVIF
 
 _OTHERS = {
-    b"GIF8": "a GIF",
     b"\xff\x0a": "a JPEG XL",
     b"\0\0\0\x0cJXL ": "a JPEG XL",
     b"<svg": "an SVG",
@@ -53,7 +57,7 @@ _OTHERS = {
     b"%PDF": "a PDF",
     b"\0\0\1\0": "an icon",
 }
-_BRANDS = {b"avif": "an AVIF", b"avis": "an AVIF", b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
+_BRANDS = {b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
 
 Shape = tuple[int, int]
 """Height and width of an upright image, in pixels."""
@@ -73,7 +77,7 @@ _PILLOW_EXIF = b"XML:com.adobe.xmp", b"Raw profile type "
 
 def format_of(head: bytes) -> Format | None:
     """Return the format of a file by its first HEAD bytes; None if it is not supported."""
-    return next((candidate for candidate in FORMATS if head.startswith(candidate.magics)), None)
+    return next((candidate for candidate in FORMATS if head.startswith(candidate.magics, candidate.begin)), None)
 
 
 def why_not_read(head: bytes) -> str:

@@ -16,11 +16,13 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
+from PIL import __version__ as pillow_version
 from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from raydali.data.decode.decoder_choice import (
+    AVIF,
     HEAD,
     JPEG,
     JPEG_2000,
@@ -138,7 +140,8 @@ def opened(data: bytes) -> ImageFile:
 
     Raises:
         DataError: the file is empty, or not of `decoder_choice.FORMATS`; the end of a JPEG is missing, which Pillow
-            does not always detect; a PNG's checksum is wrong; Pillow does not decode pixels of this kind, or wrongly.
+            does not always detect; a PNG's checksum is wrong; Pillow does not decode pixels of this kind, or wrongly,
+            or was built without AVIF.
         Exception: it has more than twice PIL.Image.MAX_IMAGE_PIXELS, or a header that Pillow cannot read.
     """
     if not data:
@@ -148,6 +151,8 @@ def opened(data: bytes) -> ImageFile:
         raise DataError(why_not_read(data[:HEAD]))
     if format is JPEG and not has_end(data):
         raise DataError("image file is truncated: a JPEG without its end")
+    if format is AVIF and not features.check("avif"):
+        raise DataError(f"an AVIF, which Pillow {pillow_version} reads only with libavif: install pillow 11.3 or newer")
     try:
         image = Image.open(io.BytesIO(_checked(data) if format is PNG else data), formats=[format.name])
     except UnidentifiedImageError as error:
@@ -172,7 +177,8 @@ def _kind(data: bytes, format: Format) -> str:
             bits, samples, packing, signs = (max(held.numbers(tag, 1)) for tag in (_BITS, 277, 259, _SIGN))
             numbers = {2: "signed integers", 3: "floats"}.get(signs, "integers")
             return f"a TIFF of {samples} x {bits}-bit {numbers}, compression {packing}, which Pillow does not read"
-    return f"a {format.name} with a damaged header, or of a kind that Pillow does not read; it begins with {data[:8]!r}"
+    kind = "a damaged header, or of a kind that Pillow does not read"
+    return f"a file of format {format.name} with {kind}; it begins with {data[:8]!r}"
 
 
 def has_end(data: bytes | memoryview) -> bool:

@@ -16,8 +16,8 @@ from raydali.data.index.shards import Shards
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
-# torchvision.datasets.folder.IMG_EXTENSIONS
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# torchvision.datasets.folder.IMG_EXTENSIONS, and two more
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".avif", ".gif")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,9 @@ class LabeledFiles(Files):
         """Index the files in the class folders of a root, sorted by class, folder and name; classes are sorted too.
 
         Classes, files and order are as in `torchvision.datasets.ImageFolder`, so that labels and ids mean the same
-        in both. But hidden folders, such as .ipynb_checkpoints, are no classes, an unreadable folder is an error, and a
-        link to a folder above itself is left out. Empty classes stay. Warns of files that could be samples but are not
-        read.
+        in both. But .avif and .gif are read, too, hidden folders, such as .ipynb_checkpoints, are no classes, an
+        unreadable folder is an error, and a link to a folder above itself is left out. Empty classes stay. Warns of
+        files that could be samples but are not read.
 
         Args:
             root: a local path (`~` is expanded), or an `s3://` or `gs://` URI, reached as

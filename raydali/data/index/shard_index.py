@@ -25,7 +25,7 @@ from raydali.data.read import storage
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
 
-_VERSION = b"2"  # another one for another content of the cached file
+_VERSION = b"3"  # another one for another content of the cached file
 _THREADS = 32
 _LINE_SECONDS = 10.0
 

@@ -6,18 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import features
 
 from raydali.commands.examine import ask_decoders
 from raydali.data.broken.quarantine import Quarantine
 from raydali.data.decode.dali_trial import decoded_files, decoded_in_16_bits
 from raydali.data.decode.decoder_choice import plain_shape
-from raydali.data.decode.pillow import decoded, decoded_pixels
+from raydali.data.decode.pillow import decoded, decoded_pixels, opened
 from raydali.data.index.files import Files
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass
 from raydali.data.tasks.restoration import WholeImages
+from raydali.errors import DataError
 from raydali.host.child import Child
-from tests.support.odd_pictures import HEIGHT, REFUSED, SOUND, TURNED, WIDTH
+from tests.support.messages import mentioning
+from tests.support.odd_pictures import ALPHA, COLOURS, HEIGHT, REFUSED, SOUND, TURNED, WIDTH
 
 MUTATIONS = 40
 """Damaged headers of each format."""
@@ -73,6 +76,23 @@ def test_what_is_plain_dali_decodes_as_pillow_does(child: Child) -> None:
         assert pixels.shape[:2] == shapes[name] and np.array_equal(pixels, decoded_pixels(SOUND[name])), name
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("animated.gif", 6), ("transparent.gif", 9), ("animated.avif", 3), ("alpha.avif", 3)]
+)
+def test_the_first_frame_counts_and_alpha_does_not(name: str, most: float) -> None:
+    """A GIF has 256 colours, and an AVIF is lossy; the second frames differ by 60."""
+    pixels = decoded_pixels(SOUND[name])
+    assert pixels.shape == COLOURS.shape
+    opaque = ALPHA >= 128 if name == "transparent.gif" else np.ones_like(ALPHA, bool)
+    assert np.abs(pixels.astype(int) - COLOURS)[opaque].mean() < most
+
+
+def test_an_avif_that_this_pillow_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "check", lambda _: False)
+    with pytest.raises(DataError, match=mentioning("AVIF Pillow 11.3")):
+        opened(SOUND["picture.avif"])
+
+
 def test_white_of_12_bits_is_white(child: Child) -> None:
     pixels = np.asarray(decoded(SOUND["12-bits.jp2"]))
     assert (pixels[:4, :4] == 255).all() and (pixels[4:, :4] == 0).all() and (pixels[:, 4:, 0] == 128).all()
@@ -80,7 +100,11 @@ def test_white_of_12_bits_is_white(child: Child) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["444.jpg", "orientation-6.jpg", "exif.png", "lossy-alpha.webp", "lzw.tif", "RGB.bmp", "RGB.pnm"]
+    "name",
+    [
+        *("444.jpg", "orientation-6.jpg", "exif.png", "lossy-alpha.webp", "lzw.tif", "RGB.bmp", "RGB.pnm"),
+        *("animated.gif", "turned.avif"),
+    ],
 )
 def test_a_damaged_header_neither_raises_nor_kills(child: Child, name: str) -> None:
     random, data = np.random.default_rng(0), np.frombuffer(SOUND[name], np.uint8)

@@ -175,7 +175,7 @@ def test_what_is_skipped_is_counted_by_kind(pack: Pack, caplog: pytest.LogCaptur
         "c/1.depth.npy": b"",
         "c/2.jxl": b"",
         "c/2.json": b"{}",
-        "d/3.AVIF": b"",
+        "d/3.HEIC": b"",
         "README": b"",
         "c/license.txt": b"",
     }
@@ -184,7 +184,7 @@ def test_what_is_skipped_is_counted_by_kind(pack: Pack, caplog: pytest.LogCaptur
     assert [shards.path(id).partition(":")[2] for id in range(3)] == ["c/1.jpg", "../up/1.jpg", "c/./4.jpg"]
     assert shards.classes == ("..", "c")
     for _ in range(2):  # by the cache, too
-        assert mentions(caplog.text, "4 2 1 .avif .jxl")
+        assert mentions(caplog.text, "4 2 1 .heic .jxl")
         caplog.clear()
         TarShards.scan(shards.root)
 

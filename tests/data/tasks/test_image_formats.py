@@ -67,13 +67,13 @@ def written(source: LabeledFiles, contents: dict[int, bytes]) -> LabeledFiles:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_formats_that_are_not_read_are_named_and_replaced(tmp_path: Path, name: LoaderName) -> None:
-    small = photograph(size=(60, 50))
-    contents = {5: encoded(small, "GIF"), 11: encoded(small, "AVIF"), 17: encoded(small, "ICO"), 20: EPS}
+    heic = b"\0\0\0\x18ftypheic" + bytes(99)
+    contents = {5: b"<svg/>", 11: heic, 17: encoded(photograph(size=(60, 50)), "ICO"), 20: EPS}
     source = written(folder(tmp_path, SAMPLES, {}), contents)
     found, quarantine = used(source, name)
     assert {id for id, other in found.items() if other >= 0} == contents.keys()
     if name == "dali":  # the other finds them in its worker processes
-        kinds = {5: "a GIF", 11: "an AVIF", 17: "an icon", 20: "an EPS"}
+        kinds = {5: "an SVG", 11: "a HEIC", 17: "an icon", 20: "an EPS"}
         assert all(quarantine.known[id].reason.startswith(kind) for id, kind in kinds.items())
 
 
