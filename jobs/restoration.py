@@ -14,7 +14,7 @@ functions for data, network, pipelines and evaluation. For your own training, co
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import raydali
 
@@ -29,7 +29,7 @@ SSIM_WINDOW = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(raydali.StartingWeightsOptions, raydali.ScheduleOptions, raydali.ImageOptions):
+class Config(raydali.StartingWeightsOptions, raydali.ScheduleOptions, raydali.ImageOptions, raydali.SplitOptions):
     """Train an image restoration network with Ray Train and NVIDIA DALI, each pair exactly once."""
 
     smaller_data = "pairs cut up into images nearer to --crop-size"
@@ -37,9 +37,6 @@ class Config(raydali.StartingWeightsOptions, raydali.ScheduleOptions, raydali.Im
     data: str | None = None
     """Folder or URI (s3://, gs://) with train/ and test/, each with a folder of inputs and one of targets; or with
     these two itself. Default: the built-in blurred photographs."""
-    val_fraction: Annotated[float | None, raydali.Bounds(above=0, below=1)] = None
-    """Share of --data with inputs and targets themselves that validates, chosen by a hash of each path; unchangeable.
-    Default: 0.1."""
     inputs: str = "img"
     """Folder of the input images, within train/ and test/."""
     targets: str = "gt"
@@ -95,7 +92,7 @@ Data = raydali.TrainAndVal[raydali.ImagePairs]
 def open_data(config: Config) -> Data:
     """Index the pairs in train/ and test/, without those that are excluded."""
     root = config.data or raydali.blurred_folder()
-    pairs = raydali.open_pairs(root, ("train", "test"), config.inputs, config.targets, config.val_fraction)
+    pairs = raydali.open_pairs(root, ("train", "test"), config.inputs, config.targets, **config.splitting)
     return Data(*raydali.exclude(config.exclude, *pairs))
 
 

@@ -12,7 +12,7 @@ data, network, pipelines and evaluation. For your own training, copy this file a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import raydali
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(raydali.FineTuningOptions, raydali.ImageOptions):
+class Config(raydali.FineTuningOptions, raydali.ImageOptions, raydali.SplitOptions):
     """Train a segmentation network with Ray Train and NVIDIA DALI, each image exactly once."""
 
     smaller_data = "images stored nearer to --base-size"
@@ -37,9 +37,6 @@ class Config(raydali.FineTuningOptions, raydali.ImageOptions):
     built-in shapes."""
     val_data: str | None = None
     """Validation images, a list or a folder with images/ and masks/; --data then has the training images only."""
-    val_fraction: Annotated[float | None, raydali.Bounds(above=0, below=1)] = None
-    """Share of a list, or of --data with images/ and masks/ themselves, that validates, chosen by a hash of each path;
-    unchangeable. Default: 0.1 of such a folder."""
     root: str | None = None
     """Folder or URI that relative paths in lists start from. Default: the list's folder."""
     images: str = "images"
@@ -86,7 +83,7 @@ class Config(raydali.FineTuningOptions, raydali.ImageOptions):
     def __post_init__(self) -> None:
         """Check values; the sources, the stream and the pipelines check their own settings."""
         super().__post_init__()
-        raydali.require_data(self, self.data, "val_data", "val_fraction", "root", "classes", "mask_values")
+        raydali.require_data(self, self.data, "val_data", "root", "classes", "mask_values")
         raydali.require(self, "ignore_index", least=0, most=65535)
         raydali.require(self, "auxiliary", least=0)
 
@@ -128,7 +125,7 @@ def open_data(config: Config) -> Data:
         ignored=config.ignore_index,
         values=config.mask_values,
         root=config.root,
-        val_fraction=config.val_fraction,
+        **config.splitting,
     )
     return Data(*raydali.exclude(config.exclude, *pairs))
 

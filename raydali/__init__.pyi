@@ -75,6 +75,8 @@ from raydali.own_loop import measured as measured
 from raydali.options.placement import Bounds as Bounds
 from raydali.options.every_job import ImageOptions as ImageOptions
 from raydali.options.placement import require as require
+from raydali.options.splitting import SplitOptions as SplitOptions
+from raydali.options.splitting import require_data as require_data
 from raydali.options.subjects import AugmentationOptions as AugmentationOptions
 from raydali.options.subjects import ClassifierOptions as ClassifierOptions
 from raydali.options.subjects import FineTuningOptions as FineTuningOptions
@@ -85,7 +87,6 @@ from raydali.options.subjects import RegularizationOptions as RegularizationOpti
 from raydali.options.subjects import ScheduleOptions as ScheduleOptions
 from raydali.options.subjects import StartingWeightsOptions as StartingWeightsOptions
 from raydali.options.subjects import WeightsOptions as WeightsOptions
-from raydali.options.subjects import require_data as require_data
 from raydali.training.learning_rates import PEAKS as PEAKS
 
 # Networks and losses

@@ -99,7 +99,7 @@ def _others(run: TrainedRun, data: str, root: str | None, label_column: str | No
     settings: dict[str, Any] = {"data": data}
     if task == "segmentation":  # all images of a list, or of a folder without train/ and val/
         is_whole = is_list(data) or is_folder(f"{absolute(data)}/{config.masks}")
-        more = {"val_data": data if is_whole else None, "val_fraction": None}
+        more = {"val_data": data if is_whole else None, "val_fraction": None, "fold": None, "val_group": None}
         settings |= {name: value for name, value in more.items() if hasattr(config, name)}
     source = run.job.open_data(replace(config, **settings)).val
     return _with_classes(run, data, source) if task == "segmentation" else source

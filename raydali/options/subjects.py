@@ -13,6 +13,7 @@ from raydali.data.tasks.settings import IMAGENET_MEAN
 from raydali.errors import UsageError
 from raydali.options.every_job import ImageOptions, TrainingOptions
 from raydali.options.placement import AT_LEAST_0, AT_LEAST_1, Bounds, require
+from raydali.options.splitting import SplitOptions, require_data
 from raydali.text import plural, summarize
 from raydali.training.learning_rates import PEAKS, OptimizerName, parse_schedule
 from raydali.training.recipe import find_recipe
@@ -281,7 +282,7 @@ class RecipeOptions(TrainingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabeledDataOptions(TrainingOptions):
+class LabeledDataOptions(SplitOptions):
     """Samples with labels: class folders, lists or shards."""
 
     data: str | None = None
@@ -290,9 +291,6 @@ class LabeledDataOptions(TrainingOptions):
     val_data: str | None = None
     """Validation samples; --data then has the training samples only. Each is a folder, a list with lines path,label, or
     a pattern such as `shard-{000..146}.tar` or `validation-*.parquet`."""
-    val_fraction: Annotated[float | None, Bounds(above=0, below=1)] = None
-    """Share of --data that validates, chosen by a hash of each path; unchangeable. Default: 0.1 of class folders
-    without train/ and val/."""
     root: str | None = None
     """Folder or URI that relative paths in a list start from. Default: the list's folder."""
     label_column: str | None = None
@@ -301,17 +299,17 @@ class LabeledDataOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_data(self, self.data, "val_data", "val_fraction", "root", "label_column")
+        require_data(self, self.data, "val_data", "root", "label_column")
 
     @property
     def reading(self) -> dict[str, Any]:
         """The options that `train_and_val` takes besides the data; none of them is for built-in samples."""
-        names = "val_data", "val_fraction", "root", "label_column"
-        return {name: getattr(self, name) for name in names} if self.data is not None else {}
+        names = "val_data", "root", "label_column"
+        return {name: getattr(self, name) for name in names} | self.splitting if self.data is not None else {}
 
     def describe(self, train: LabeledSource, val: LabeledSource, noun: str = "image") -> str:
         """The sizes of both sets, and the classes in their order, for the console."""
-        may_be_split = self.val_fraction is not None or isinstance(train, LabeledFiles)
+        may_be_split = any(self.splitting.values()) or isinstance(train, LabeledFiles)
         was_split = may_be_split and self.val_data is None and train.root == val.root
         note = f" ({100 * len(val) / (len(train) + len(val)):.3g} % split off)" if was_split else ""
         sets = f"{plural(len(train), f'training {noun}')}, {plural(len(val), f'validation {noun}')}{note}"
@@ -337,15 +335,3 @@ class MultiLabelOptions(LabeledDataOptions):
     def reading(self) -> dict[str, Any]:
         """The options that `train_and_val` takes besides the data."""
         return super().reading | {"multi_label": self.multi_label, "image_column": self.image_column}
-
-
-def require_data(options: TrainingOptions, data: str | None, *names: str) -> None:
-    """Refuse options of these names if `--data` is not given; those with the default of their class are not given.
-
-    Raises:
-        UsageError: naming the option and its value.
-    """
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and data is None and value != type(options).__dataclass_fields__[name].default:
-            raise UsageError(f"--{name.replace('_', '-')} {value} also needs the training set: give --data")

@@ -115,6 +115,16 @@ def is_list(data: str) -> bool:
     return os.path.isfile(local) or (data.lower().endswith(ENDINGS) and not os.path.isdir(local))
 
 
+def column_texts(path: str, root: str | None, column: str) -> list[str]:
+    """Return the text in a column of each line of a list; for the arguments and errors see `FileList.from_file`."""
+    path = absolute(path)
+    lines = read_lines(
+        path, absolute(os.path.dirname(path) if root is None else root), Wanted((column,), option="--val-group")
+    )
+    names = [*lines.names]
+    return [names[index] for index in lines.labels]
+
+
 def _targets(path: str, lines: Lines, warns: bool) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """The labels (N, C) of lines with several, and their names."""
     names = lines.columns.names if lines.columns else ()

@@ -7,7 +7,7 @@ from raydali.data.index.files import absolute
 from raydali.data.index.listing import entries_or_none, folder_entries
 from raydali.data.index.parquet import parquet_folder
 from raydali.data.index.tar import holds_shards
-from raydali.data.index.validation_set import DEFAULT_FRACTION
+from raydali.data.index.validation_set import DEFAULT_FRACTION, Split
 from raydali.data.read import storage
 from raydali.errors import UsageError
 from raydali.text import summarize
@@ -18,22 +18,24 @@ VALIDATION = "val", "validation", "valid", "test", "testing"
 _log = logging.getLogger(__name__)
 
 
-def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] | None:
+def train_and_val_folders(data: str, asked: Split) -> tuple[str, str] | None:
     """Return the folders or files of the training and of the validation samples; None for class folders to be split.
 
     Args:
         data: the folder, local or a URI.
-        fraction: the share that is to validate, if it was given.
+        asked: how they are to be split, if that was given.
 
     Raises:
         UsageError: the folder cannot be listed, or seems to be something else; names the command that would do.
     """
     there, name = _folders(data), data.rstrip("/")
     if {"train", "val"} <= there:
-        if fraction is not None:
-            raise UsageError(f"--val-fraction {fraction} splits class folders, but {data} has train/ and val/: omit it")
+        if asked:
+            raise UsageError(
+                f"{asked} splits class folders, but {data} has train/ and val/: omit it, or give {name}/train"
+            )
         return f"{name}/train", f"{name}/val"
-    if not there - {"data"} and (files := split_files(data, fraction)):
+    if not there - {"data"} and (files := split_files(data, asked)):
         return files
     training, validation = (
         sorted((folder for folder in there if folder.lower() in names), key=lambda folder: names.index(folder.lower()))
@@ -49,29 +51,29 @@ def train_and_val_folders(data: str, fraction: float | None) -> tuple[str, str] 
         raise UsageError(
             f"--data {data} has no train/, only {summarize(validation)}: give training data, or --val-data"
         )
-    if fraction is None:
+    if not asked:
         _check_place(data)
     if validation:
         _log.warning("%s: %r is taken for a class: move it away if it holds other samples", data, validation[0])
     return None
 
 
-def split_files(data: str, fraction: float | None) -> tuple[str, str] | None:
+def split_files(data: str, asked: Split | None = None) -> tuple[str, str] | None:
     """The Parquet files in a folder for training and validation; None if there are none, or only to be split.
 
     Raises:
-        UsageError: files of one of the two, or of both and a fraction; names the command that would do.
+        UsageError: files of one of the two, or of both and a split of them; names the command that would do.
     """
     files = parquet_folder(data)
     training, validation = (next(filter(files.__contains__, names), "") for names in (TRAINING, VALIDATION))
-    if training and validation and fraction is None:
+    if training and validation and not asked:
         return files[training], files[validation]
-    if not files or (fraction is not None and len(files) == 1):
+    if not files or (asked and len(files) == 1):
         return None
     one = files.get(training) or next(iter(files.values()))
     raise UsageError(
         f"--data {data} has Parquet files, not one split for each of train and val: give --data '{one}' and "
-        f"--val-data, or --val-fraction {fraction or DEFAULT_FRACTION}"
+        f"--val-data, or {asked or Split(DEFAULT_FRACTION)}"
     )
 
 

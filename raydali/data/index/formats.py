@@ -19,7 +19,7 @@ from raydali.data.index.parquet import Parquet, names_parquet, parquet_folder
 from raydali.data.index.shards import Shards
 from raydali.data.index.tar import TarShards, holds_shards, names_shards
 from raydali.data.index.tfrecord import TFRecords, names_tfrecords
-from raydali.data.index.validation_set import DEFAULT_FRACTION, split, warn_of_folder_inside
+from raydali.data.index.validation_set import DEFAULT_FRACTION, Split, split, warn_of_folder_inside
 from raydali.data.read.storage import is_folder
 from raydali.errors import UsageError
 from raydali.text import summarize
@@ -106,7 +106,7 @@ def split_roots(data: str, splits: tuple[str, str], *, files: bool) -> dict[str,
     folders = [os.path.join(data, split) for split in splits]
     if all(is_folder(absolute(folder)) for folder in folders):
         return dict(zip(splits, folders, strict=True))
-    patterns = split_files(data, None) if files and len(kind_and_files(data)[1]) > 1 else None
+    patterns = split_files(data) if files and len(kind_and_files(data)[1]) > 1 else None
     return dict(zip(splits, patterns or (), strict=False))
 
 
@@ -187,34 +187,37 @@ def train_and_val(
     root: str | None = None,
     *,
     val_fraction: float | None = None,
+    fold: str | None = None,
+    val_group: str | None = None,
     scan: Scan | None = None,
     **columns: Unpack[ColumnOptions],
 ) -> tuple[Any, Any]:
     """Return the training and the validation images, of the same classes. Warns if validation would be meaningless.
 
     Each is a `LabeledSource`, with `scan` what that makes. Without `val_data`, they are those in `train/` and `val/` of
-    a folder. Class folders without these are split, see `split`; with `val_fraction`, a list or shards are split too.
+    a folder. Class folders without these are split, see `split`; with one of the next three, a list or shards, too.
 
     Args:
         data: a folder, of class folders or of tar shards, a list, or shards.
         val_data: the validation images, as `labeled_images` takes them.
         root: the folder of relative paths in lists. Default: the folder of each list.
-        val_fraction: the share of the images that validates. Default: 0.1 of class folders.
+        val_fraction: the share of the images that validates, see `Split`. Default: 0.1 of class folders.
+        fold: K/N, of which the K-th of N folds validates.
+        val_group: which images stay together.
         scan: indexes folders of other files than images.
         columns: see `labeled_images`.
 
     Raises:
-        UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a fraction; a
+        UsageError: they cannot be indexed; their classes differ; one list, or shards, but neither two nor a split; a
             root but no list.
     """
-    if val_data is not None and val_fraction is not None:
-        raise UsageError(
-            f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one of them"
-        )
-    parts = (data, val_data) if val_data is not None else _folders(data, val_fraction)
+    asked = Split(val_fraction, fold, val_group)
+    if val_data is not None and asked:
+        raise UsageError(f"{asked} and --val-data {val_data} exclude each other: give one of them")
+    parts = (data, val_data) if val_data is not None else _folders(data, asked)
     check_column_options(*(parts or (data,)), root=root, **columns)
     if parts is None:
-        return split(labeled_images(data, root, scan=scan, **columns), val_fraction or DEFAULT_FRACTION)
+        return split(labeled_images(data, root, scan=scan, **columns), asked, data, root)
     train = labeled_images(parts[0], root, scan=scan, **columns)
     val = labeled_images(parts[1], root, train.classes, scan, **columns)
     check_classes(train, val)
@@ -222,12 +225,12 @@ def train_and_val(
     return train, val
 
 
-def _folders(data: str, val_fraction: float | None) -> tuple[str, str] | None:
+def _folders(data: str, asked: Split) -> tuple[str, str] | None:
     """The folders of training and validation samples; None for data to be split."""
     kind = source_kind(data)
     if kind == "folder":
-        return train_and_val_folders(data, val_fraction)
-    if val_fraction is None:
+        return train_and_val_folders(data, asked)
+    if not asked:
         what, other = ("lists", "a list") if kind == "list" else ("names", "shards")
         raise UsageError(
             f"--data {data} {what} only training images: give --val-data too, {other} or a folder, or "

@@ -9,7 +9,7 @@ from raydali.data.index.file_rules import SkippedFiles, select_files
 from raydali.data.index.files import Files, absolute, digest
 from raydali.data.index.labeled import IMAGE_EXTENSIONS
 from raydali.data.index.listing import list_tree
-from raydali.data.index.validation_set import DEFAULT_FRACTION, split
+from raydali.data.index.validation_set import Split, split
 from raydali.data.read.storage import is_folder
 from raydali.errors import UsageError
 from raydali.text import plural, summarize
@@ -101,7 +101,15 @@ class ImagePairs:
         return digest(self.inputs.packed_paths.data, self.targets.packed_paths.data)
 
 
-def in_splits(root: str, splits: tuple[str, str], inputs: str, targets: str, share: float | None) -> list[ImagePairs]:
+def in_splits(
+    root: str,
+    splits: tuple[str, str],
+    inputs: str,
+    targets: str,
+    val_fraction: float | None = None,
+    fold: str | None = None,
+    val_group: str | None = None,
+) -> list[ImagePairs]:
     """Index the pairs in the two folders of `splits`, or split the pairs of a root that has inputs and targets itself.
 
     Args:
@@ -109,16 +117,19 @@ def in_splits(root: str, splits: tuple[str, str], inputs: str, targets: str, sha
         splits: the names of the folders of training and of validation pairs.
         inputs: see `ImagePairs.scan`.
         targets: see `ImagePairs.scan`.
-        share: the share that validates if they are split. None: 0.1.
+        val_fraction: the share that validates if they are split, see `Split`. None: 0.1.
+        fold: K/N, of which the K-th of N folds validates.
+        val_group: which pairs stay together.
 
     Raises:
-        UsageError: they cannot be indexed, or there is a share and nothing to split.
+        UsageError: they cannot be indexed, or there is nothing to split.
     """
+    asked = Split(val_fraction, fold, val_group)
     root = absolute(root)
     if is_folder(f"{root}/{targets}") and not is_folder(f"{root}/{splits[0]}"):
-        return [*split(ImagePairs.scan(root, inputs, targets), share or DEFAULT_FRACTION)]
-    if share is not None:
-        raise UsageError(f"--val-fraction {share} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
+        return [*split(ImagePairs.scan(root, inputs, targets), asked)]
+    if asked:
+        raise UsageError(f"{asked} splits {inputs}/ and {targets}/, which {root} lacks: leave it out")
     return [ImagePairs.scan(f"{root}/{folder}", inputs, targets) for folder in splits]
 
 

@@ -44,10 +44,12 @@ class Wanted:
     Attributes:
         columns: names of label columns in the header, or their numbers from 1 after the path; empty: all.
         several: whether each column is a label of its own, with 0 or 1 in each line.
+        option: what the caller was given to name the columns.
     """
 
     columns: tuple[str, ...] = ()
     several: bool = False
+    option: str = "--label-column"
 
     @property
     def by_default(self) -> bool:
@@ -289,7 +291,7 @@ def label_columns(path: str, fields: Sequence[str], is_header: bool, wanted: Wan
     for column, index in zip(wanted.columns, chosen, strict=False):
         if index not in numbers:
             there = _shown(fields, is_header) if names else f"{plural(len(numbers), 'column')} and no header"
-            raise UsageError(f"{path} lacks the column {column!r}: it has {there}; give --label-column with one")
+            raise UsageError(f"{path} lacks the column {column!r}: it has {there}; give {wanted.option} with one")
     if wanted.several and not names:
         raise UsageError(f"{path} has no header: write a first line such as path,cat,dog, which --multi-label needs")
     if len({fields[index] for index in chosen}) < len(chosen) and wanted.several:

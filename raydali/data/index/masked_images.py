@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from raydali.data.index.file_list import is_list
 from raydali.data.index.files import Files, absolute, digest
 from raydali.data.index.image_pairs import ImagePairs, in_splits
-from raydali.data.index.list_lines import read_lines
+from raydali.data.index.list_lines import Wanted, read_lines
 from raydali.data.index.listing import entries_or_none, list_tree
 from raydali.data.index.mask_sample import MaskSample
-from raydali.data.index.validation_set import split
+from raydali.data.index.validation_set import Split, split
 from raydali.data.read import storage
 from raydali.data.stream.counter_rng import keyed
 from raydali.errors import DataError, UsageError
@@ -183,6 +183,8 @@ def train_and_val(
     values: Sequence[int] | None = None,
     root: str | None = None,
     val_fraction: float | None = None,
+    fold: str | None = None,
+    val_group: str | None = None,
 ) -> list[MaskedImages]:
     """Index the training and the validation images with their masks.
 
@@ -196,25 +198,29 @@ def train_and_val(
         ignored: the value of pixels that do not count; of 16 bits also 65535. `values` comes first.
         values: the values of the classes in masks, in their order. None: 0, 1, ..., or the values of the layout.
         root: the folder of relative paths in a list. None: the list's.
-        val_fraction: the share that validates, if `data` is a list, or has images/ and masks/ itself. Default: 0.1 of
-            such a folder.
+        val_fraction: the share that validates, if `data` is a list, or has images/ and masks/ itself, see `Split`.
+            Default: 0.1 of such a folder.
+        fold: K/N, of which the K-th of N folds validates.
+        val_group: which images stay together.
 
     Raises:
         UsageError: they cannot be indexed, or their classes are not known.
     """
     usual, lookup = tuple[str, ...](), None
+    asked = Split(val_fraction, fold, val_group)
     if val_data is not None:
-        if val_fraction is not None:
-            raise UsageError(f"--val-fraction {val_fraction} and --val-data {val_data} exclude each other: give one")
+        if asked:
+            raise UsageError(f"{asked} and --val-data {val_data} exclude each other: give one")
         pairs = [_indexed(path, root, images, masks) for path in (data, val_data)]
     elif is_list(data):
-        if val_fraction is None:
+        if not asked:
             raise UsageError(f"--data {data}: give a list in both --data and --val-data, or --val-fraction 0.1")
-        pairs = [*split(_indexed(data, root), val_fraction)]
-    elif val_fraction is None and (layout := _in_layout(absolute(data), ignored)) is not None:
+        wanted = Wanted(("1",)) if asked.column else None  # columns of groups may follow the masks'
+        pairs = [*split(_indexed(data, root, wanted=wanted), asked, data, root)]
+    elif not asked and (layout := _in_layout(absolute(data), ignored)) is not None:
         pairs, usual, lookup = layout
     else:
-        pairs = in_splits(data, ("train", "val"), images, masks, val_fraction)
+        pairs = in_splits(data, ("train", "val"), images, masks, val_fraction, fold, val_group)
     if classes is not None or usual:
         names = _named(classes, usual)
     else:
@@ -229,13 +235,15 @@ def train_and_val(
     return [made(part.inputs, part.targets, part.skipped) for part in pairs]
 
 
-def _indexed(path: str, root: str | None, images: str = "", masks: str = "") -> ImagePairs:
+def _indexed(
+    path: str, root: str | None, images: str = "", masks: str = "", wanted: Wanted | None = None
+) -> ImagePairs:
     """Index the lines image,mask of a list, or a folder with images and masks."""
     if not is_list(path):
         return ImagePairs.scan(path, images, masks)
     path = absolute(path)
     folder = path.rpartition("/")[0] if root is None else absolute(root)
-    lines = read_lines(path, folder)
+    lines = read_lines(path, folder, wanted)
     names = [*lines.names]
     if len(lines.numbers) < 1 or any("." not in basename(mask) for mask in names):
         raise UsageError(f"{path} has lines without a mask: write a line image,mask for each image")

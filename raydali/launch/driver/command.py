@@ -35,7 +35,7 @@ from raydali.training.recipe import find_recipe
 Config = TypeVar("Config")
 
 FIRST_OPTIONS = {
-    "data": ("data", "val_data", "val_fraction", "label_column"),
+    "data": ("data", "val_data", "val_fraction", "fold", "label_column"),
     "model": ("model", "weights", "image_size"),
     "training": ("recipe", "epochs", "batch_size", "global_batch_size", "optimizer", "learning_rate", "augment"),
     "placement": ("workers", "gpu", "no_gpu", "loader", "precision"),

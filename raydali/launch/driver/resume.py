@@ -10,7 +10,7 @@ from raydali.run.find import look_at, read_settings
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.text import plural
 
-SELECTING = "val_data", "val_fraction", "root", "label_column", "multi_label", "exclude"
+SELECTING = "val_data", "val_fraction", "fold", "val_group", "root", "label_column", "multi_label", "exclude"
 """Options by which the same --data gives other samples or labels."""
 CONSEQUENCES = {"batch_size": ": steps keep their samples; BatchNorm's groups and random numbers change"}
 """Clauses about the consequences of changed settings."""

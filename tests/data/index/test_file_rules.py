@@ -16,6 +16,7 @@ from raydali.data.index.formats import labeled_images, unlabeled_files
 from raydali.data.index.image_pairs import ImagePairs
 from raydali.data.index.labeled import IMAGE_EXTENSIONS, LabeledFiles
 from raydali.data.index.tar import TarShards
+from raydali.data.index.validation_set import Split
 from raydali.data.video.clips import scan_videos
 from raydali.errors import DataError, UsageError
 from tests.support.broken import folder
@@ -46,7 +47,7 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert index.classes == ("cat", "dog", "recycled")
     assert index.skipped == {"left behind by other systems": len(LEFT)}
     assert mentions(caplog.text, f"{tmp_path} {len(LEFT)} 'cat' 3")
-    assert train_and_val_folders(str(tmp_path), None) is None
+    assert train_and_val_folders(str(tmp_path), Split()) is None
 
 
 def test_objects(s3: PutObjects) -> None:

@@ -118,6 +118,12 @@ def test_pairs_in_one_folder_are_split(tmp_path: Path) -> None:
     train, val = in_splits(str(tmp_path), ("train", "test"), "img", "gt", None)
     assert len(train) + len(val) == 40 and 0 < len(val) < 10
     assert not {*map(train.path, range(len(train)))} & {*map(val.path, range(len(val)))}
+    folds = [
+        in_splits(str(tmp_path), ("train", "test"), "img", "gt", fold=f"{i}/4", val_group=r"(\d)\.")[1]
+        for i in (1, 2, 3, 4)
+    ]
+    assert sorted(path for fold in folds for path in fold.relative_paths()) == sorted(f"img/{i}.png" for i in range(40))
+    assert all(len({path[-5] for path in fold.relative_paths()}) == len(fold) // 4 for fold in folds)
     (tmp_path / "train").mkdir()
     with pytest.raises(UsageError, match=mentioning("--val-fraction 0.5 img/ gt/")):
         in_splits(str(tmp_path), ("train", "test"), "img", "gt", 0.5)

@@ -91,6 +91,20 @@ def test_two_folders_alone_are_split(tmp_path: Path) -> None:
         "".join(f"{data}/images/{i:02}.jpg,{data}/masks/{i:02}.png\n" for i in range(40))
     )
     assert 0 < len(train_and_val(str(tmp_path / "list.csv"), classes="2", val_fraction=0.5)[1]) < 40
+    for source, group in (
+        (data, r"(\d)\."),
+        (str(tmp_path / "list.csv"), r"(\d)\."),
+        (str(tmp_path / "list.csv"), None),
+    ):
+        folds = [train_and_val(source, classes="2", fold=f"{i}/4", val_group=group)[1] for i in (1, 2, 3, 4)]
+        held = [{Path(path).stem for path in fold.relative_paths()} for fold in folds]
+        assert sorted(name for names in held for name in names) == [f"{i:02}" for i in range(40)]
+        assert group is None or all(len({name[1] for name in names}) == len(names) // 4 for names in held)
+    lines = [f"{data}/images/{i:02}.jpg,{data}/masks/{i:02}.png,{i // 10}\n" for i in range(40)]
+    (tmp_path / "list.csv").write_text("image,mask,place\n" + "".join(lines))
+    _, val = train_and_val(str(tmp_path / "list.csv"), classes="2", fold="1/4", val_group="column:place")
+    assert len(val) == 10 and len({Path(path).stem[0] for path in val.relative_paths()}) == 1
+    assert (val.mask(0)[:, :20] == 1).any()
     for root, other in ((tmp_path / "data", None), (data, data)):
         with pytest.raises(UsageError, match=mentioning("--val-fraction 0.5")):
             train_and_val(str(root), other, classes="2", val_fraction=0.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.imagenet import DIGITS, JOB
+from jobs.imagenet import DIGITS, JOB, Config
 from raydali.errors import UsageError
 from raydali.launch.driver.launcher import STREAM_SETTINGS, launch
 from raydali.launch.driver.plan import with_largest_batch
@@ -17,6 +17,7 @@ from raydali.report.console import Console
 from raydali.run.folder import FORM, RunFolder
 from tests.support.messages import mentioning, mentions
 from tests.support.ranks import folder_of
+from tests.support.trees import grow
 
 SETTINGS: dict[str, Any] = {
     "form": FORM,
@@ -154,3 +155,17 @@ def test_what_is_no_run_that_can_go_on_is_refused_before_anything_is_written(
             start()
     assert {*folder.files(""), *folder.folders()} == {name.partition("/")[0] for name in files}
     assert {name: folder.read(name).decode() for name in files} == files
+
+
+@pytest.mark.parametrize(("name", "was", "now"), [("fold", "1/5", "2/5"), ("val_group", None, r"/(\d)")])
+def test_another_fold_or_group_is_refused(tmp_path: Path, name: str, was: str | None, now: str) -> None:
+    paths = [f"{class_}/{i}.jpg" for class_ in ("cat", "dog") for i in range(40)]
+    data = str(grow(tmp_path / "data", paths))
+    options = Config(data=data, storage=str(tmp_path), name="run", model="digits", fold="1/5")
+    before: dict[str, Any] = {name: was}
+    after: dict[str, Any] = {name: now}
+    earlier = replace(options, **before)
+    facts = {"form": FORM, "samples": 64, "fingerprint": JOB.open_data(earlier).train.fingerprint}
+    folder_of(tmp_path).write_json("config.json", asdict(earlier) | facts)
+    with pytest.raises(UsageError, match=mentioning(f"{name} {was!r} {now!r} --name")):
+        launch(JOB, replace(options, **after), Console())
