@@ -65,6 +65,8 @@ def main(options: Report) -> None:
             for history, ledger in zip(histories, of_ledgers, strict=True)
         ]
         show("", ("run", "last", "best", "images/s", *of_ledgers[0]), rows)
+        if folds := text.scores_of_folds(histories):
+            print(folds)
     else:
         contents = run_page(histories[0])
         if scores := text.last_and_best(histories[0]):

@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydali import cli
-from raydali.run.folder import RunFolder
+from raydali.run.folder import FORM, RunFolder
 from tests.support.messages import mentions
 from tests.support.report_runs import event, record, start, write
 
@@ -60,6 +61,51 @@ def test_several_runs_are_compared(
     for name in ("runs/comparison.html", "here/both.html"):
         assert b"2 runs beside one another" in (tmp_path / name).read_bytes()
     assert not (tmp_path / "runs/a/report.html").exists() and len([*Path.cwd().iterdir()]) == 1
+
+
+SCORES = 0.5, 0.6, 0.85
+
+
+def folds(storage: Path, **of_last: Any) -> list[str]:
+    """Runs of the folds 1/5 to 3/5, of which the last has other settings."""
+    made_ = [made(storage, f"run-{number}", 2) for number in (1, 2, 3)]
+    for number, (folder, best) in enumerate(zip(made_, SCORES, strict=True), 1):
+        settings = {
+            "fold": f"{number}/5",
+            "name": folder.name,
+            "fingerprint": f"{number}",
+            "lr": 0.1,
+            "workers": "2",
+            "form": FORM,
+        }
+        folder.write_json("config.json", settings | (of_last if number == 3 else {}))
+        folder.write_json("model.json", {"best": {"epoch": 0, "metric": "top1", "score": best}})
+    return [*map(str, made_)]
+
+
+def test_folds_of_one_configuration_have_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = folds(tmp_path, workers="1")
+    assert run(*runs) == 0
+    told = "top1 over 3 of 5 folds: last 0.5 (standard deviation 0), best 0.65 (standard deviation 0.1803)"
+    assert told in capsys.readouterr().out and told in (tmp_path / "comparison.html").read_text()
+    assert run(*runs[:2]) == 0
+    assert (
+        "2 of 5 folds: last 0.5 (standard deviation 0), best 0.55 (standard deviation 0.07071)"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("other", [{"lr": 0.2}, {"fold": "3/4"}, {"fold": "2/5"}, {"fold": None}, {"data": "/b"}])
+def test_other_runs_have_no_mean(other: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*folds(tmp_path, **other)) == 0
+    assert "standard deviation" not in capsys.readouterr().out
+
+
+def test_folds_without_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = folds(tmp_path)
+    Path(runs[1], "model.json").unlink()
+    assert run(*runs) == 0
+    assert "standard deviation" not in capsys.readouterr().out
 
 
 def test_runs_of_several_storages_need_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

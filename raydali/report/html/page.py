@@ -261,6 +261,7 @@ def compare_page(histories: Sequence[History]) -> bytes:
         labels=labels,
         head=head,
         rows=[[row[name] for name in head] for row in table],
+        folds=text.scores_of_folds(histories),
         speed=[chart for title, name, share in COMPARED for chart in curves(title, name, share=share)],
         learning=learning,
         settings=_differing([text.settings(history) for history in histories]),

@@ -5,12 +5,13 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from statistics import mean, stdev
 from typing import Any
 
 from raydali.errors import UsageError
-from raydali.report.html.history import VALIDATION, History, Status, finite
+from raydali.report.html.history import VALIDATION, Epoch, History, Status, finite
 from raydali.run.ledger import energy_of
 from raydali.run.model_file import MODEL
 from raydali.text import duration, plural
@@ -19,6 +20,9 @@ from raydali.training.recipe import Recipe, find_recipe
 DASH = "\u2013"
 """Shown for a value that was not measured or not given, where there is no room for words."""
 NOT_MEASURED = "not measured"
+
+_OF_FOLDS = {"fold", "name", "samples", "fingerprint", "storage", "workers", "cpus_per_worker", "max_failures", "price"}
+"""Settings in which the folds of one configuration may differ."""
 
 STATES: dict[Status, tuple[str, str]] = {
     "finished": ("finished", "Finished: {}."),
@@ -72,10 +76,32 @@ def scores(history: History) -> tuple[str, str]:
     if history.best is None or not history.epochs:
         return DASH, DASH
     metric, score, epoch = history.best
-    validated = (row for row in reversed(history.epochs) if row.get(f"{VALIDATION}{metric}") is not None)
-    last = next(validated, history.epochs[-1])
+    last = _last_validated(history, metric) or history.epochs[-1]
     last_score = f"{metric} {figure(last.get(f'{VALIDATION}{metric}'))} in epoch {last.number}"
     return last_score, f"{metric} {figure(score)} in epoch {epoch}"
+
+
+def _last_validated(history: History, metric: str) -> Epoch | None:
+    return next((row for row in reversed(history.epochs) if row.get(f"{VALIDATION}{metric}") is not None), None)
+
+
+def scores_of_folds(histories: Sequence[History]) -> str | None:
+    """The mean and the standard deviation of the last and the best score over folds; None if runs differ in more."""
+    folds = [str(run.settings.get("fold")) for run in histories]
+    others = [{name: value for name, value in run.settings.items() if name not in _OF_FOLDS} for run in histories]
+    best = [run.best for run in histories if run.best is not None]
+    metrics, numbers = {metric for metric, *_ in best}, {fold.partition("/")[2] for fold in folds}
+    are_folds = len({*folds}) == len(histories) > 1 and all(settings == others[0] for settings in others)
+    if not are_folds or "" in numbers or not len(numbers) == len(metrics) == 1 or len(best) < len(histories):
+        return None
+    (metric,), (number,) = metrics, numbers
+    last = [epoch.values[f"{VALIDATION}{metric}"] for run in histories if (epoch := _last_validated(run, metric))]
+    if len(last) < len(histories):
+        return None
+    of_last, of_best = (
+        f"{figure(mean(part))} (standard deviation {figure(stdev(part))})" for part in (last, [row[1] for row in best])
+    )
+    return f"{metric} over {len(folds)} of {number} folds: last {of_last}, best {of_best}"
 
 
 def last_and_best(history: History) -> str | None:
