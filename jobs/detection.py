@@ -1,7 +1,8 @@
-"""Train a detector on images with boxes: COCO, or your own data in COCO's format.
+"""Train a detector on images with boxes: COCO, or your own data in the format of COCO or YOLO.
 
     python jobs/detection.py                                     the built-in shapes, on this machine
     python jobs/detection.py --data /data/coco                   train2017/, val2017/ and annotations/, as in COCO
+    python jobs/detection.py --data /data/fruit                  YOLO's data.yaml, with images/ and labels/
     python jobs/detection.py --data /images --annotations train.json --val-data /others --val-annotations val.json
     python jobs/detection.py --data ... --model fasterrcnn_resnet50_fpn --image-size 640 --batch-size 4
 
@@ -33,7 +34,7 @@ class Config(raydali.FineTuningOptions, raydali.ImageOptions):
 
     data: str | None = None
     """Folder or URI (s3://, gs://) in COCO's layout: train/ and val/ (or train2017/ and val2017/), and annotations/; or
-    in Roboflow's. Default: the built-in shapes."""
+    in Roboflow's; or YOLO's data.yaml, or its folder. Default: the built-in shapes."""
     annotations: str | None = None
     """JSON file of the training images. --data then has these images only; --val-data and --val-annotations are
     required."""
@@ -199,7 +200,7 @@ JOB = raydali.Job(
     unchangeable=lambda config: ("model", *config.changes_groups),
     describe=describe,
     demo=SHAPES,
-    about_demo="this is the demo, on drawn shapes; --data DIR trains on images in a folder like COCO's",
+    about_demo="this is the demo, on drawn shapes; --data DIR trains on images in a folder like COCO's or YOLO's",
 )
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Verify:
     data: tyro.conf.Positional[str]
     """Folder or URI with train/ and val/, or class folders, tar shards, TFRecord or Parquet files, or a list with a
     line path,label per image; of pairs with train/ and test/, or img/ and gt/ themselves; of masks as for the
-    segmentation job, or a list with a line image,mask; of boxes in COCO's layout."""
+    segmentation job, or a list with a line image,mask; of boxes in COCO's or YOLO's layout."""
     kind: Kind = "images"
     """Kind of samples: images or videos with labels, pairs of images, images with masks or boxes."""
     split: Literal["train", "val", "test", "all"] = "all"

@@ -16,15 +16,19 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from jobs.detection import SHAPES, Config, Data, open_data, train
+from raydali.commands import predict
+from raydali.commands.predict import Predict
 from raydali.data.index.coco import Coco
 from raydali.errors import UsageError
 from raydali.training.evaluation.detection import Found, coco_metrics
 from raydali.training.forward_backward import Precision
 from raydali.training.models.detection import build_detector, check_detector
+from tests.support.cluster import finished_run
 from tests.support.job_ranks import train_rank, train_rank_in_double
 from tests.support.messages import mentioning
 from tests.support.ranks import Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
+from tests.support.yolo import shapes_in_yolo
 
 # Three micro-batches a global batch: 2 workers share them unevenly. Two steps close the run's one epoch.
 CONFIG = replace(
@@ -81,6 +85,15 @@ def test_one_and_two_workers_and_a_resume_train_the_same(tmp_path: Path, shapes:
     assert row["validation"]["images"] == 10
     for name, tensor in weights.items():
         np.testing.assert_allclose(tensor, others[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_on_yolo_predicts_its_numbers_of_classes(tmp_path: Path) -> None:
+    data, output = shapes_in_yolo(tmp_path / "data"), tmp_path / "boxes.json"
+    options = ["--model", "tiny", "--image-size", "64", "--epochs", "1", "--batch-size", "30", "--no-ceiling"]
+    finished_run(tmp_path, "run", "--data", str(data), *options, script="jobs/detection.py")
+    predict.main(Predict(run=str(tmp_path / "run"), data=str(data / "images/val"), output=str(output)))
+    assert {result["category_id"] for result in json.loads(output.read_text())} == {10, 20, 30}
 
 
 @pytest.mark.slow

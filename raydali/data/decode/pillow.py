@@ -31,6 +31,7 @@ from raydali.data.decode.decoder_choice import (
     TIFF,
     Directory,
     Format,
+    Shape,
     format_of,
     plain_shape,
     why_not_read,
@@ -133,6 +134,22 @@ def orientation(image: ImageFile) -> int:
         return int(value) if value in _TURNS else 1
     except (SyntaxError, ValueError, LookupError, TypeError, struct.error):
         return 1
+
+
+def upright_shape(data: bytes) -> Shape:
+    """Return height and width of the upright image in a file's content, in pixels, without decoding it.
+
+    Args:
+        data: it may be cut off after the header if the file is plain, see `plain_shape`.
+
+    Raises:
+        DataError, Exception: see `opened`.
+    """
+    if (shape := plain_shape(memoryview(data))) is not None:
+        return shape
+    image = opened(data)
+    is_turned = orientation(image) >= 5 and not isinstance(image, TiffImageFile)  # a TIFF's size is upright already
+    return (image.width, image.height) if is_turned else (image.height, image.width)
 
 
 def opened(data: bytes) -> ImageFile:

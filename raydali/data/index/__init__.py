@@ -1,1 +1,1 @@
-"""Indexes of samples: files, lists, shards, COCO, pairs and masks, on local disks and in object stores."""
+"""Indexes of samples: files, lists, shards, COCO, YOLO, pairs and masks, on local disks and in object stores."""

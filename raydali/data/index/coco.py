@@ -35,10 +35,10 @@ _CROWDS = {0: False, 1: True, None: False, "0": False, "1": True, "": False}
 
 @dataclass(frozen=True, eq=False)
 class Coco(Files):
-    """N images by id 0..N-1, in the order of the annotations, and B boxes. Made by `from_file`.
+    """N images by id 0..N-1, in the order of the annotations, and B boxes. Made by `from_file` and `yolo_split`.
 
     Attributes:
-        sizes: int64 (N, 2), height and width in pixels from the annotations; (0, 0) if they have none.
+        sizes: int64 (N, 2), height and width in pixels from the annotations or the images; (0, 0) if unknown.
         image_ids: int64 (N,), the ids in the annotations.
         first_boxes: int64 (N + 1,), where each image's boxes begin, and their end.
         boxes: float32 (B, 4), left, top, right, bottom in pixels of the upright image; none is empty.

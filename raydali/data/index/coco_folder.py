@@ -1,4 +1,4 @@
-"""Training and validation images with boxes: a folder laid out like COCO, or four paths."""
+"""Training and validation images with boxes: a folder laid out like COCO, Roboflow or YOLO, or four paths."""
 
 import re
 
@@ -7,6 +7,7 @@ import numpy as np
 from raydali.data.index.coco import Coco
 from raydali.data.index.files import absolute
 from raydali.data.index.listing import entries_or_none, list_tree
+from raydali.data.index.yolo import DESCRIPTION, yolo_split
 from raydali.errors import UsageError
 
 ROBOFLOW = "_annotations.coco.json"
@@ -21,7 +22,8 @@ def train_and_val(
     Args:
         data: a folder or URI laid out like COCO: images in train/ and val/, or in folders whose names begin so
             (train2017), and annotations/instances_NAME.json for each; or like Roboflow's, with _annotations.coco.json
-            beside the images in train/ and valid/. With the other three, the training images only.
+            beside the images in train/ and valid/; or YOLO's data.yaml, or a folder with it. With the other three, the
+            training images only.
         annotations: JSON of the training images.
         val_data: the validation images.
         val_annotations: their JSON.
@@ -54,25 +56,32 @@ def train_and_val(
 
 
 def one_split(root: str, split: str) -> Coco:
-    """Index the images of a folder laid out like COCO, by its annotations/instances_SPLIT*.json, or like Roboflow's.
+    """Index the images of a folder laid out like COCO, by its annotations/instances_SPLIT*.json, Roboflow or YOLO.
 
     Args:
-        root: from `files.absolute`.
+        root: from `files.absolute`; or YOLO's YAML file.
         split: train or val. The root itself may be the latter, if it has Roboflow's annotations.
 
     Raises:
         UsageError: there is not exactly one such file, or it cannot be indexed.
     """
+    if root.endswith((".yaml", ".yml")):
+        return yolo_split(root, split)
     for folder in (root, f"{root}/val", f"{root}/valid") if split == "val" else (f"{root}/{split}",):
         if any(entry.name == ROBOFLOW for entry in entries_or_none(folder)):
             return Coco.from_file(f"{folder}/{ROBOFLOW}", folder)
+    there = {entry.name for entry in entries_or_none(root)}
+    if DESCRIPTION in there:
+        return yolo_split(f"{root}/{DESCRIPTION}", split)
+    if {"images", "labels"} <= there and "annotations" not in there:
+        raise UsageError(f"{root} has images/ and labels/ but no {DESCRIPTION}: write one with names, train and val")
     folder = f"{root}/annotations"
-    names = list_tree(folder, of=f"annotations such as instances_{split}.json, or give {split}/{ROBOFLOW}")[""]
+    names = list_tree(folder, of=f"annotations as instances_{split}.json, or {split}/{ROBOFLOW} or {DESCRIPTION}")[""]
     files = sorted(name for name in names if re.fullmatch(rf"instances_{split}\w*\.json", name))
     if len(files) != 1:
         what = " and ".join(files) if files else f"no instances_{split}.json"
         raise UsageError(
-            f"{folder} has {what}: give a folder as COCO or Roboflow has it, or to a job --annotations, --val-data and "
-            "--val-annotations too"
+            f"{folder} has {what}: give a folder of COCO, Roboflow or YOLO, or to a job also --annotations, --val-data "
+            "and --val-annotations"
         )
     return Coco.from_file(f"{folder}/{files[0]}", f"{root}/{files[0].removeprefix('instances_').removesuffix('.json')}")

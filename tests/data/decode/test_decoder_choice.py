@@ -12,7 +12,7 @@ from raydali.commands.examine import ask_decoders
 from raydali.data.broken.quarantine import Quarantine
 from raydali.data.decode.dali_trial import decoded_files, decoded_in_16_bits
 from raydali.data.decode.decoder_choice import plain_shape
-from raydali.data.decode.pillow import decoded, decoded_pixels, opened
+from raydali.data.decode.pillow import decoded, decoded_pixels, opened, upright_shape
 from raydali.data.index.files import Files
 from raydali.data.load.make import LoaderName, make_loader
 from raydali.data.stream.stream import OrderedPass
@@ -61,6 +61,8 @@ def test_both_loaders_deliver_the_same_pixels_and_refuse_the_same_files(source: 
     assert dali[0].keys() == torch[0].keys() == SOUND.keys()
     assert [name for name in SOUND if not np.array_equal(dali[0][name], torch[0][name])] == []
     assert {name for name, pixels in dali[0].items() if pixels.shape == (WIDTH, HEIGHT, 3)} == TURNED
+    shapes = {name: upright_shape(data) for name, data in SOUND.items()}
+    assert shapes == {name: pixels.shape[:2] for name, pixels in dali[0].items()}
     assert dali[1] == torch[1]
     for name, (_, why) in REFUSED.items():
         assert why in dali[1][f"refused-{name}"]
