@@ -172,7 +172,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
 
 def check(config: Config) -> None:
     """Refuse settings that do not fit together, before anything is started."""
-    raydali.require_extra("detection", "pycocotools", "detectors")
+    raydali.require_extra("detection", "faster_coco_eval", "detectors")
     train_pipeline(config), val_pipeline(config)
     if config.model not in (SHAPES.model, Config.model):
         raydali.check_detector(config.model)  # imports torchvision: seconds

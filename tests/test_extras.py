@@ -29,7 +29,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         ("av", "pip install av", "jobs/video.py"),
         ("av", "pip install av", "raydali/cli.py bench video"),
-        slow("pycocotools", "pip install pycocotools", "jobs/detection.py"),
+        slow("faster_coco_eval", "pip install faster-coco-eval", "jobs/detection.py"),
         slow("sklearn", "pip install scikit-learn", "jobs/restoration.py"),
     ],
 )

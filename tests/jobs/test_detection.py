@@ -107,6 +107,12 @@ def test_the_demo_learns_shapes(tmp_path: Path, shapes: Data) -> None:
 
 # What is measured
 
+FIGURES = (
+    *("map", "map_50", "map_75", "map_small", "map_medium", "map_large"),
+    *("mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large"),
+)
+"""In the order of pycocotools."""
+
 
 def found_near(source: Coco, random: np.random.Generator) -> list[Found]:
     """Boxes near the true ones, some under a wrong label, and some out of the blue, in every image."""
@@ -126,52 +132,94 @@ def found_near(source: Coco, random: np.random.Generator) -> list[Found]:
     return found
 
 
-def test_map_equals_pycocotools_with_crowds_and_empty_images(tmp_path: Path, shapes: Data) -> None:
-    random = np.random.default_rng(0)
-    source = replace(shapes.val, crowd=random.random(len(shapes.val.boxes)) < 0.3)
-    assert (np.diff(source.first_boxes) == 0).any() and source.crowd.any()
-    found = found_near(source, random)
+def of_pycocotools(found: Sequence[Found], source: Coco) -> tuple[list[float], list[float]]:
+    """COCO's twelve figures, and the mAP of each class."""
 
-    owners = np.repeat(np.arange(len(source)), np.diff(source.first_boxes)).tolist()
-    sizes = source.boxes[:, 2:] - source.boxes[:, :2]
-    annotations = [
-        {
-            "id": i + 1,
-            "image_id": owners[i],
-            "category_id": int(source.labels[i]),
-            "bbox": [*source.boxes[i, :2].tolist(), *sizes[i].tolist()],
-            "area": float(sizes[i].prod()),
-            "iscrowd": int(source.crowd[i]),
+    def indexed(boxes: np.ndarray, owners: np.ndarray, labels: np.ndarray, **more: list[Any]) -> COCO:
+        corners, sides = boxes[:, :2].tolist(), (boxes[:, 2:] - boxes[:, :2]).tolist()
+        annotations = [
+            {"id": i + 1, "image_id": owner, "category_id": label, "bbox": [*corner, *side], "area": side[0] * side[1]}
+            | {name: values[i] for name, values in more.items()}
+            for i, (owner, label, corner, side) in enumerate(
+                zip(owners.tolist(), labels.tolist(), corners, sides, strict=True)
+            )
+        ]
+        coco = COCO()
+        coco.dataset = {
+            "images": [{"id": id} for id in range(len(source))],
+            "annotations": annotations,
+            "categories": [{"id": i + 1} for i in range(len(source.classes))],
         }
-        for i in range(len(source.boxes))
-    ]
-    content = {
-        "images": [{"id": id} for id in range(len(source))],
-        "annotations": annotations,
-        "categories": [{"id": i + 1, "name": name} for i, name in enumerate(source.classes)],
-    }
-    (tmp_path / "truth.json").write_text(json.dumps(content))
-    results = [
-        {"image_id": id, "category_id": int(label), "bbox": [*box[:2].tolist(), *(box[2:] - box[:2]).tolist()]}
-        | {"score": float(score)}
-        for id, boxes, scores, labels in found
-        for box, score, label in zip(boxes, scores, labels, strict=True)
-    ]
+        coco.createIndex()
+        return coco
+
+    ids, boxes, scores, labels = zip(*found, strict=True)
+    owners = np.repeat(np.arange(len(source)), np.diff(source.first_boxes))
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(tmp_path / "truth.json"))
-        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        truth = indexed(source.boxes, owners, source.labels, iscrowd=source.crowd.astype(int).tolist())
+        owners = np.repeat(ids, [len(of_image) for of_image in boxes])
+        more = {"score": np.concatenate(scores).tolist(), "iscrowd": [0] * len(owners)}
+        results = indexed(np.concatenate(boxes), owners, np.concatenate(labels), **more)
+        evaluation = COCOeval(truth, results, "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    ours = _map(found, source)
-    assert ours == pytest.approx(tuple(evaluation.stats[:2].tolist()), abs=1e-6)
-    assert 0.05 < ours[0] < ours[1] < 0.9
-    assert ours != pytest.approx(_map(found, shapes.val), abs=1e-3)  # crowds count
+    of_classes = [each[each > -1] for each in np.moveaxis(evaluation.eval["precision"][:, :, :, 0, -1], 2, 0)]
+    return evaluation.stats.tolist(), [each.mean() if len(each) else -1 for each in of_classes]
 
 
-def _map(found: Sequence[Found], source: Coco) -> tuple[float, float]:
-    result = coco_metrics(found, source)
-    return float(result["map"]), float(result["map_50"])
+def ours(found: Sequence[Found], source: Coco) -> tuple[list[float], list[float]]:
+    result = coco_metrics(found, source, of_classes=True)
+    of_labels = dict(zip(result["classes"].tolist(), result["map_per_class"].tolist(), strict=True))
+    return [float(result[name]) for name in FIGURES], [of_labels.get(i + 1, -1) for i in range(len(source.classes))]
+
+
+def drawn(random: np.random.Generator, images: int, most: int, classes: int) -> tuple[Coco, list[Found]]:
+    """Boxes of all sizes, crowds, images without boxes or detections, equal scores, one image with over 100."""
+    counts = random.integers(0, most + 1, images) * (random.random(images) < 0.8)
+    sides = np.exp(random.uniform(np.log(4), np.log(300), (counts.sum(), 2)))
+    corners = random.uniform(0, 400, (counts.sum(), 2))
+    source = Coco(
+        *("/", np.zeros(0, np.uint8), np.arange(images + 1)),
+        sizes=np.zeros((images, 2), np.int64),
+        image_ids=np.arange(images),
+        first_boxes=np.concatenate([[0], np.cumsum(counts)]),
+        boxes=np.hstack([corners, corners + sides]).astype(np.float32),
+        labels=random.integers(1, classes, counts.sum()),  # the last class has none
+        crowd=random.random(counts.sum()) < 0.1,
+        classes=tuple(map(str, range(classes))),
+        category_ids=np.arange(classes),
+    )
+    found = []
+    for id, (_, boxes, scores, labels) in enumerate(found_near(source, random)):
+        times = 40 if id == 0 else int(random.random() < 0.8)
+        shifts = random.normal(0, 3, (len(boxes) * times, 4)).astype(np.float32)
+        again = np.tile(boxes, (times, 1)) + shifts
+        found.append((id, again, np.tile(scores.round(1), times), np.tile(labels, times)))
+    return source, found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_figures_are_those_of_pycocotools(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    source, found = drawn(random, images=40 * seed + 30, most=12, classes=4 + seed)
+    expected, of_classes = of_pycocotools(found, source)
+    figures, ours_of_classes = ours(found, source)
+    assert figures == pytest.approx(expected, abs=1e-6) and ours_of_classes == pytest.approx(of_classes, abs=1e-6)
+    assert 0.01 < figures[0] < figures[1] < 0.9 and of_classes[-1] == -1
+    assert max(len(labels) for *_, labels in found) > 100 and source.crowd.any()
+    without = replace(source, crowd=np.zeros_like(source.crowd))
+    assert ours(found, without)[0] != pytest.approx(figures, abs=1e-3)  # crowds count
+
+
+def test_figures_without_any_detection_or_box() -> None:
+    source, found = drawn(np.random.default_rng(0), images=8, most=3, classes=3)
+    nothing: list[Found] = [(id, boxes[:0], scores[:0], labels[:0]) for id, boxes, scores, labels in found]
+    assert ours(nothing, source)[0] == pytest.approx(of_pycocotools(nothing, source)[0], abs=1e-6)
+    empty = replace(source, first_boxes=0 * source.first_boxes, boxes=source.boxes[:0], labels=source.labels[:0])
+    empty = replace(empty, crowd=source.crowd[:0])
+    for detections in (found, nothing):
+        assert ours(detections, empty)[0] == of_pycocotools(detections, empty)[0] == [-1] * 12
 
 
 # Models

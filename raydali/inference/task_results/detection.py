@@ -48,7 +48,7 @@ class Detection(TaskResults):
 
     def evaluation(self, arrays: Arrays) -> dict[str, Any]:
         """Compute COCO's figures, and the mAP of each class."""
-        require_extra("detection", "pycocotools", "detectors")
+        require_extra("detection", "faster_coco_eval", "detectors")
         source, classes = self.source, self.classes
         result = coco_metrics(_found(arrays), source, of_classes=True)
         metrics = {name: float(result[name]) for name in METRICS}
@@ -107,7 +107,7 @@ def _mistakes(source: Coco, detections: Found) -> tuple[int, int]:
 
     They are paired by falling score, as COCO does.
     """
-    from pycocotools.mask import iou
+    from faster_coco_eval.core.mask import iou
 
     id, boxes, scores, labels = detections
     sure = np.argsort(-scores, kind="stable")[: (scores > SURE).sum()]

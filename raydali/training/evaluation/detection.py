@@ -80,7 +80,7 @@ def _unpacked(packed: Mapping[str, NDArray[Any]]) -> Iterator[Found]:
 
 
 def coco_metrics(detections: Iterable[Found], source: Coco, *, of_classes: bool = False) -> dict[str, torch.Tensor]:
-    """Return COCO's figures, such as "map" and "map_50", computed by pycocotools over these images.
+    """Return COCO's figures, such as "map" and "map_50", computed by faster-coco-eval over these images.
 
     A detection in a crowd is ignored; a detection in an image without boxes is wrong.
 
@@ -90,9 +90,9 @@ def coco_metrics(detections: Iterable[Found], source: Coco, *, of_classes: bool 
         of_classes: whether to compute "map_per_class" as well, for the labels in "classes"; -1 without boxes.
     """
     # The caller has gathered all detections. By default, the metric would wait for the other ranks.
-    # The thresholds are pycocotools' own; torchmetrics rounds its own, which changes mAP by about 0.0001.
+    # The thresholds are COCO's own; torchmetrics rounds its own, which changes mAP by about 0.0001.
     metric = MeanAveragePrecision(
-        backend="pycocotools",
+        backend="faster_coco_eval",
         sync_on_compute=False,
         iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(),
         rec_thresholds=np.linspace(0, 1, 101).tolist(),
