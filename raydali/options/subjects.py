@@ -30,7 +30,8 @@ class ScheduleOptions(TrainingOptions):
 
     schedule: str = "cosine"
     """Decay of the learning rate after the warm-up: cosine; step:EPOCHS,FACTOR, which multiplies it by FACTOR each
-    EPOCHS epochs of the run; or poly:POWER, where poly:1 is linear."""
+    EPOCHS epochs of the run; poly:POWER, where poly:1 is linear; or wsd:SHARE, which keeps the peak and then falls
+    linearly in this last share of the run (wsd alone: 0.2)."""
     warmup_start: Annotated[float, Bounds(least=0, most=1)] = 0.0
     """Learning rate at the beginning of the warm-up, as a share of the peak."""
     min_learning_rate: float = 0.0

@@ -22,7 +22,7 @@ PEAKS: Mapping[OptimizerName, float] = {
     "muon": 5e-4,  # as adamw, to which the size of its updates is matched: Liu et al., 2025
 }
 """Usual peaks for image classifiers with random weights, per 256 images of the global batch."""
-SCHEDULES: Mapping[str, str] = {"cosine": "cosine", "step": "step:30,0.1", "poly": "poly:1"}
+SCHEDULES: Mapping[str, str] = {"cosine": "cosine", "step": "step:30,0.1", "poly": "poly:1", "wsd": "wsd:0.2"}
 """An example for each schedule."""
 
 
@@ -46,7 +46,9 @@ def learning_rate(
         minimum: rate at the end of the run.
         schedule: `cosine` for half a cosine (Loshchilov & Hutter, ICLR 2017), `poly:POWER` for a polynomial, both from
             the end of the warm-up to the minimum; `step:EPOCHS,FACTOR` multiplies the peak by the factor each time that
-            so many epochs of the run are over, but not below the minimum.
+            so many epochs of the run are over, but not below the minimum; `wsd:SHARE` keeps the peak until a linear
+            decay to the minimum in the last share of the run, `wsd` in the last fifth (warm-up, stable, decay: Hu et
+            al., MiniCPM, 2024; Hägele et al., NeurIPS 2024).
         epochs: the number of epochs of the run, for `step`.
 
     Raises:
@@ -58,8 +60,12 @@ def learning_rate(
     if name == "step":
         every, factor = numbers
         return max(minimum, peak * math.pow(factor, progress * epochs // every))
-    share = (progress - warmup) / (1 - warmup)
-    remaining = math.pow(1 - share, numbers[0]) if name == "poly" else (1 + math.cos(math.pi * share)) / 2
+    begin = max(warmup, 1 - numbers[0]) if name == "wsd" else warmup
+    share = max(0.0, progress - begin) / (1 - begin)
+    if name == "cosine":
+        remaining = (1 + math.cos(math.pi * share)) / 2
+    else:
+        remaining = math.pow(1 - share, numbers[0] if name == "poly" else 1)
     return minimum + (peak - minimum) * remaining
 
 
@@ -77,18 +83,19 @@ def parse_schedule(text: str) -> tuple[str, list[float]]:
     """
     name, colon, values = text.partition(":")
     try:
-        numbers = [float(value) for value in values.split(",")] if colon else []
+        numbers = [float(value) for value in values.split(",")] if colon else [0.2] * (name == "wsd")
     except ValueError:
         numbers = [math.nan]
     fits = {
         "cosine": not numbers and not colon,
         "step": len(numbers) == 2 and 0 < numbers[0] < math.inf and 0 < numbers[1] < 1,
         "poly": len(numbers) == 1 and 0 < numbers[0] < math.inf,
+        "wsd": len(numbers) == 1 and 0 < numbers[0] <= 1,
     }
     if not fits.get(name, False):
         near = difflib.get_close_matches(name, SCHEDULES, n=1) or SCHEDULES
         raise UsageError(
-            "--schedule must be cosine, step:EPOCHS,FACTOR with a FACTOR below 1, or poly:POWER, "
+            "--schedule must be cosine, step:EPOCHS,FACTOR with a FACTOR below 1, poly:POWER, or wsd:SHARE up to 1, "
             f"not {text}: try {' or '.join(SCHEDULES[schedule] for schedule in near)}"
         )
     return name, numbers

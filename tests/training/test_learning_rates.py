@@ -12,7 +12,7 @@ from raydali.errors import UsageError
 from raydali.training.learning_rates import learning_rate, parse_schedule
 from tests.support.messages import mentioning
 
-SCHEDULES = ["cosine", "poly:1", "poly:2", "step:2,0.5"]
+SCHEDULES = ["cosine", "poly:1", "poly:2", "step:2,0.5", "wsd", "wsd:1"]
 
 
 @given(
@@ -77,6 +77,22 @@ def test_a_polynomial_of_power_1_is_ffcvs_ramp() -> None:
         assert ours == pytest.approx(ramp, abs=1e-12)
 
 
+@pytest.mark.parametrize(("schedule", "begin"), [("wsd", 0.8), ("wsd:0.5", 0.5), ("wsd:1", 0.1)])
+def test_a_stable_rate_falls_linearly_in_the_last_share_but_not_before_the_warm_up_ends(
+    schedule: str, begin: float
+) -> None:
+    """PyTorch's LinearLR goes from the peak to zero in so many steps."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    steps = round(100 * (1 - begin))
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1, end_factor=0, total_iters=steps)
+    for step in range(10, 101):
+        if step > 100 - steps:
+            optimizer.step()
+            decay.step()
+        ours = learning_rate(step / 100, peak=0.3, warmup=0.1, schedule=schedule)
+        assert ours == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("text", "near"),
     [
@@ -90,6 +106,9 @@ def test_a_polynomial_of_power_1_is_ffcvs_ramp() -> None:
         ("poly:", "poly:1"),
         ("poly:nan", "poly:1"),
         ("linear", "poly:POWER"),
+        ("wsd:0", "wsd:0.2"),
+        ("wsd:1.5", "wsd:0.2"),
+        ("wsd:", "wsd:0.2"),
     ],
 )
 def test_unknown_schedules_are_refused_with_what_is_near(text: str, near: str) -> None:
