@@ -221,9 +221,9 @@ class AugmentationOptions(WeightsOptions, ImageOptions):
 class ClassifierOptions(TrainingOptions):
     """The loss of a classifier."""
 
-    loss: Literal["ce", "bce"] = "ce"
-    """Training loss: ce, cross-entropy; or bce, a binary cross-entropy for each class, which --multi-label always
-    has."""
+    loss: Literal["ce", "bce", "focal", "asymmetric"] = "ce"
+    """Training loss: ce, cross-entropy; bce, a binary cross-entropy for each class, which --multi-label has with ce,
+    too; focal, which counts what is already right less; or asymmetric, which counts negatives of --multi-label less."""
     bce_threshold: Annotated[float | None, SHARE] = None
     """With --loss bce, share of a class in a mixed and smoothed target above which the target is 1, and else 0.
     Default: targets stay shares."""
@@ -236,8 +236,17 @@ class ClassifierOptions(TrainingOptions):
         super().__post_init__()
         if self.bce_threshold is not None and self.loss != "bce":
             raise UsageError(f"--bce-threshold {self.bce_threshold:g} is for another loss: also give --loss bce")
-        if self.class_weights is not None and self.loss == "bce":
-            raise UsageError(f"--class-weights {self.class_weights} and --loss bce exclude each other: give one")
+        if self.class_weights is not None and self.loss != "ce":
+            raise UsageError(
+                f"--class-weights {self.class_weights} and --loss {self.loss} exclude each other: give one"
+            )
+        if self.loss == "asymmetric" and not (isinstance(self, MultiLabelOptions) and self.multi_label):
+            raise UsageError("--loss asymmetric is for several labels, see --multi-label: give --loss focal for one")
+        if self.loss in ("focal", "asymmetric") and self.label_smoothing:
+            raise UsageError(
+                f"--loss {self.loss} and --label-smoothing {self.label_smoothing:g} work against each other: "
+                "also give --label-smoothing 0"
+            )
 
     @property
     def weighting(self) -> dict[str, Any]:

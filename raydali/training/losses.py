@@ -52,7 +52,7 @@ def classification_loss(
     labels: NDArray[Any],
     classes: int,
     *,
-    loss: Literal["ce", "bce"] = "ce",
+    loss: Literal["ce", "bce", "focal", "asymmetric"] = "ce",
     bce_threshold: float | None = None,
     label_smoothing: float = 0,
     class_weights: Weights = None,
@@ -63,7 +63,8 @@ def classification_loss(
         labels: all training labels, (N,), or (N, C) for several labels each.
         classes: their number, C.
         loss: "ce" for cross-entropy, "bce" for a binary cross-entropy for each class, as in "ResNet strikes back"
-            (Wightman et al., 2021). Several labels have the latter in any case.
+            (Wightman et al., 2021), which several labels have with "ce", too; "focal" for FocalLoss, or with several
+            labels for FocalBinaryCrossEntropy; "asymmetric" for the latter with other numbers, for several labels.
         bce_threshold: see BinaryCrossEntropy.
         label_smoothing: share s of a target that is spread over all classes. A target t of several labels becomes
             t * (1 - s) + s / 2.
@@ -71,6 +72,10 @@ def classification_loss(
             divided by B, not by the sum of their weights, so that it is the same for mixed images.
     """
     weights = balanced_weights(labels, classes) if class_weights == "balanced" else None
+    if loss == "asymmetric":
+        return FocalBinaryCrossEntropy(positives=(1, 0), negatives=(1, 4), margin=0.05)
+    if loss == "focal":
+        return FocalBinaryCrossEntropy(positives=(0.25, 2), negatives=(0.75, 2)) if labels.ndim == 2 else FocalLoss()
     if labels.ndim == 2:
         return BinaryCrossEntropy(label_smoothing, label_smoothing / 2, weights, bce_threshold)
     if loss == "bce":
@@ -120,6 +125,55 @@ class BinaryCrossEntropy(nn.Module):
             smooth = (smooth > self._threshold).to(logits.dtype)
         weights = None if self.weights is None else self.weights.to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
+
+
+class FocalLoss(nn.Module):
+    """The mean of `-(1 - p)^2 log p` over samples, where p is the softmax probability of the true class.
+
+    Source: Lin et al., "Focal loss for dense object detection", ICCV 2017, with gamma 2, for a softmax. The loss of a
+    mixed image is the mean of the losses of its classes by their shares, as mixup (Zhang et al., ICLR 2018) has it.
+    """
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (B, C) and classes (B,), or shares of classes (B, C)."""
+        logs = _at_least_single(logits).log_softmax(1)
+        losses = -logs.expm1().square() * logs
+        if targets.ndim == 1:
+            return losses.gather(1, targets[:, None]).mean()
+        return (targets.to(logs.dtype) * losses).sum(1).mean()
+
+
+class FocalBinaryCrossEntropy(nn.Module):
+    """The mean binary cross-entropy over all samples and classes, in which what is already right counts less.
+
+    A positive costs `-w (1 - p)^g log p`, and a negative `-w q^g log(1 - q)` with `q = max(p - margin, 0)`. A target t
+    between 0 and 1, of a mixed image, costs t of the one and 1 - t of the other.
+
+    Sources: the focal loss of torchvision's `sigmoid_focal_loss` (Lin et al., ICCV 2017), with w = 0.25 and 0.75, and
+    g = 2; and the asymmetric loss (Ridnik et al., ICCV 2021) with w = 1, g = 0 and 4 as in its authors' training,
+    and a margin of 0.05. Their sum over classes is a mean here.
+
+    Args:
+        positives, negatives: the weight w and the power g of each.
+        margin: probability up to which a negative costs nothing.
+    """
+
+    def __init__(self, positives: tuple[float, float], negatives: tuple[float, float], margin: float = 0.0) -> None:
+        super().__init__()
+        self._positives, self._negatives, self._margin = positives, negatives, margin
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (B, C) and targets (B, C) from 0 to 1."""
+        logits = _at_least_single(logits)
+        targets = targets.to(logits.dtype)
+        of_positive, of_negative = F.logsigmoid(logits), F.logsigmoid(-logits)
+        if self._margin:
+            of_negative = (of_negative.exp() + self._margin).clamp(max=1).log()
+        positive, negative = (
+            -weight * (-logs.expm1()).pow(power) * logs
+            for (weight, power), logs in ((self._positives, of_positive), (self._negatives, of_negative))
+        )
+        return torch.lerp(negative, positive, targets).mean()
 
 
 def _at_least_single(logits: torch.Tensor) -> torch.Tensor:

@@ -101,6 +101,12 @@ CASES = {
     "loss": ("--loss bc", "--loss.*bce"),
     "threshold-without-bce": ("--bce-threshold 0.2", r"--bce-threshold 0\.2 .*--loss bce"),
     "weights-of-classes-with-bce": ("--loss bce --class-weights balanced", "--class-weights balanced .*--loss bce"),
+    "weights-of-classes-with-focal": (
+        "--loss focal --class-weights balanced",
+        "--class-weights balanced .*--loss focal",
+    ),
+    "smoothing-with-focal": ("--loss focal --label-smoothing 0.1", r"--loss focal .*0\.1 .*--label-smoothing 0$"),
+    "asymmetric-for-one-label": ("--loss asymmetric", "--loss asymmetric .*--multi-label.*--loss focal"),
     "drop-path": ("--drop-path 1", r"drop.path.*below 1.*1\.0"),
     "ema-warmup-without-ema": ("--ema-warmup", "--ema-warmup .*--ema-decay"),
     "mixup": ("--mixup -1", "mixup.*-1"),
