@@ -66,8 +66,10 @@ class Config(raydali.FineTuningOptions, raydali.ImageOptions, raydali.SplitOptio
     val_size: tuple[int, int] = (512, 512)
     """Validation: height and width in pixels of the canvas that holds each image at its own size; no image may be
     larger. What an image leaves of it is ignored."""
+    loss: Literal["ce", "dice"] = "ce"
+    """Training loss: ce, cross-entropy; or dice, which adds a Dice loss to it, mean over the classes of each image."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights of classes in the loss; balanced: in proportion to the inverse of their number of pixels."""
+    """Weights of classes in the cross-entropy; balanced: in proportion to the inverse of their number of pixels."""
     auxiliary: float = 0.5
     """Weight of the auxiliary head in the loss, if the model has one."""
     epochs: int = 30
@@ -191,7 +193,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
     weights = raydali.balanced_pixel_weights(data.train, run.worker) if config.class_weights == "balanced" else None
 
     def loss(images: "torch.Tensor", masks: "torch.Tensor") -> "torch.Tensor":
-        return raydali.segmentation_loss(trained(images), masks, weights, config.auxiliary)
+        return raydali.segmentation_loss(trained(images), masks, weights, config.auxiliary, dice=config.loss == "dice")
 
     differentiated = run.differentiated(model, loss)
     evaluated = run.inference(trained)

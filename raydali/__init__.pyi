@@ -93,7 +93,7 @@ from raydali.training.learning_rates import PEAKS as PEAKS
 from raydali.training.evaluation.restoration import RestorationNetwork as RestorationNetwork
 from raydali.training.evaluation.restoration import charbonnier as charbonnier
 from raydali.training.evaluation.segmentation import balanced_weights as _balanced_pixel_weights
-from raydali.training.evaluation.segmentation import cross_entropy as _segmentation_loss
+from raydali.training.evaluation.segmentation import segmentation_loss as segmentation_loss
 from raydali.training.losses import classification_loss as classification_loss
 from raydali.training.losses import mixing as mixing
 from raydali.training.models.classification import build_model as _build_classifier
@@ -155,4 +155,3 @@ open_coco = _open_coco
 open_labeled = _open_labeled
 open_masked = _open_masked
 open_pairs = _open_pairs
-segmentation_loss = _segmentation_loss

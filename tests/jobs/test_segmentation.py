@@ -40,6 +40,7 @@ CONFIG = replace(
     optimizer="sgd",
     learning_rate=0.05,
     jitter=0.2,
+    loss="dice",
     class_weights="balanced",
     ceiling=False,
     trace_samples=True,
@@ -157,6 +158,7 @@ def test_predictions_are_masks_of_the_size_of_their_images(run: Any, tmp_path: P
     [
         ("--classes 3", "--classes 3 --data"),
         ("--data x.csv --val-data y.csv --model deeplab", "--model deeplab deeplabv3_resnet50"),
+        ("--data . --loss dic", "--loss dice"),
         ("--data . --crop-size 0", "canvas at least 1"),
         ("--data . --scales 2 1", "scales low high"),
         ("--data . --ignore-index 70000", "--ignore-index at most 65535"),

@@ -15,20 +15,50 @@ from raydali.training.evaluation.validation import ValidationPass, evaluating, r
 from raydali.training.worker import Worker
 
 
-def cross_entropy(
-    scores: Sequence[torch.Tensor], masks: torch.Tensor, weights: torch.Tensor | None, auxiliary: float
+def segmentation_loss(
+    scores: Sequence[torch.Tensor],
+    masks: torch.Tensor,
+    weights: torch.Tensor | None,
+    auxiliary: float,
+    *,
+    dice: bool = False,
 ) -> torch.Tensor:
     """Return the mean cross-entropy over the pixels that count, and of the auxiliary head as a share.
 
     Args:
         scores: (N, classes, H, W) each, the main ones first.
         masks: (N, 1, H, W); IGNORED where pixels do not count.
-        weights: of the classes, (classes,); None: all 1.
+        weights: of the classes in the cross-entropy, (classes,); None: all 1.
         auxiliary: the weight of the further scores.
+        dice: whether to add `dice_loss` to the cross-entropy of each head.
     """
-    truth = masks.squeeze(1).long()
-    losses = [F.cross_entropy(output.float(), truth, weights, ignore_index=IGNORED) for output in scores]
+    truth, losses = masks.squeeze(1).long(), list[torch.Tensor]()
+    for output in scores:
+        output = output.to(torch.promote_types(output.dtype, torch.float32))
+        of_weights = None if weights is None else weights.to(output.dtype)
+        losses.append(F.cross_entropy(output, truth, of_weights, ignore_index=IGNORED))
+        if dice:
+            losses[-1] = losses[-1] + dice_loss(output, truth)
     return losses[0] + auxiliary * sum(losses[1:], losses[0].new_zeros(()))
+
+
+def dice_loss(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return the mean of 1 - D over the classes that an image has, and then over the images.
+
+    D is the Dice coefficient of Milletari et al., "V-Net", 3DV 2016, with the softmax p and the truth g (0 or 1) of a
+    class in the pixels that count: 2 sum(p g) / (sum(p^2) + sum(g)). It is of one image, not of a batch, so that the
+    loss of a global batch does not depend on its cut into micro-batches. An image without such pixels costs 0.
+
+    Args:
+        scores: (N, classes, H, W).
+        truth: (N, H, W); IGNORED where pixels do not count.
+    """
+    p = scores.softmax(1) * (truth != IGNORED)[:, None]
+    g = truth[:, None] == torch.arange(scores.shape[1], device=scores.device)[:, None, None]
+    size = g.sum((2, 3))
+    coefficients = 2 * (p * g).sum((2, 3)) / (p.square().sum((2, 3)) + size).clamp(min=1)  # 1: of absent classes alone
+    present = size > 0
+    return (((1 - coefficients) * present).sum(1) / present.sum(1).clamp(min=1)).mean()
 
 
 @torch.inference_mode()

@@ -14,7 +14,13 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 from raydali.data.index.masked_images import IGNORED, train_and_val
 from raydali.data.load.loader import Batch
-from raydali.training.evaluation.segmentation import balanced_weights, cross_entropy, evaluate, mask_files
+from raydali.training.evaluation.segmentation import (
+    balanced_weights,
+    dice_loss,
+    evaluate,
+    mask_files,
+    segmentation_loss,
+)
 from raydali.training.evaluation.validation import ValidationPass
 from raydali.training.forward_backward import Precision
 from raydali.training.models.segmentation import WithAuxiliary, build, check_segmenter
@@ -70,8 +76,41 @@ def test_the_loss_has_the_auxiliary_head_and_the_weights_of_classes() -> None:
     scores, other = batch["images"], batch["images"].flip(1)
     truth, weights = batch["masks"].squeeze(1).long(), torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0])
     main, aux = (F.cross_entropy(each, truth, weights, ignore_index=IGNORED) for each in (scores, other))
-    assert cross_entropy([scores], batch["masks"], weights, 0.5) == pytest.approx(main)
-    assert cross_entropy([scores, other], batch["masks"], weights, 0.5).item() == pytest.approx((main + aux / 2).item())
+    assert segmentation_loss([scores], batch["masks"], weights, 0.5) == pytest.approx(main)
+    assert segmentation_loss([scores, other], batch["masks"], weights, 0.5).item() == pytest.approx(
+        (main + aux / 2).item()
+    )
+
+
+def reference_dice(scores: torch.Tensor, truth: torch.Tensor) -> float:
+    """By loops over images and classes, in float64."""
+    of_images = []
+    for image, mask in zip(scores.detach().softmax(1).numpy(), truth.numpy(), strict=True):
+        costs, counted = [], mask != IGNORED
+        for c in set(mask[counted].tolist()):
+            p, g = image[c][counted], mask[counted] == c
+            costs.append(1 - 2 * (p * g).sum() / ((p**2).sum() + (g**2).sum()))
+        of_images.append(np.mean(costs) if costs else 0.0)
+    return float(np.mean(of_images))
+
+
+def test_a_dice_loss_is_of_each_images_classes_and_leaves_out_what_does_not_count() -> None:
+    draw = torch.Generator().manual_seed(3)
+    scores = torch.randn((4, CLASSES, 6, 5), generator=draw, dtype=torch.float64, requires_grad=True)
+    masks = torch.randint(CLASSES - 1, (4, 1, 6, 5), generator=draw, dtype=torch.uint8)
+    masks[0][masks[0] == 1], masks[1, 0, :3], masks[2] = 0, IGNORED, IGNORED
+    truth = masks.squeeze(1).long()
+    found = dice_loss(scores, truth)
+    assert found.item() == pytest.approx(reference_dice(scores, truth), rel=1e-12)
+    assert torch.autograd.gradcheck(lambda given: dice_loss(given, truth), scores)
+    (gradient,) = torch.autograd.grad(found, scores)
+    assert not gradient[1, :, :3].any() and not gradient[2].any() and gradient[1, :, 3:].all()
+    halves = [dice_loss(part, mask).item() for part, mask in zip(scores.split(2), truth.split(2), strict=True)]
+    assert np.mean(halves) == pytest.approx(found.item(), rel=1e-12)
+    whole = segmentation_loss([scores, scores.flip(1)], masks, None, 0.5, dice=True).item()
+    entropy = segmentation_loss([scores, scores.flip(1)], masks, None, 0.5).item()
+    both = found.item() + reference_dice(scores.flip(1), truth) / 2
+    assert whole - entropy == pytest.approx(both, rel=1e-12)
 
 
 def test_balanced_weights_give_each_class_the_same_part(tmp_path: Path) -> None:
