@@ -35,6 +35,8 @@ PLACEMENT_OPTIONS = {
     "storage_timeout",
     "start_timeout",
     "keep_epochs",
+    "patience",
+    "stop_after",
     "profile_steps",
     "cache",
     "price",
@@ -44,7 +46,7 @@ PLACEMENT_OPTIONS = {
     "weights",
     "order_batch_size",
 }
-"""Options that a resume may change freely: they decide where it runs, not what it computes."""
+"""Options that a resume may change freely: they decide where it runs and to which point, not what it computes."""
 MAX_PROFILED = 200
 """A trace of 200 steps takes some hundred MB, which is as much as a browser shows."""
 
@@ -91,6 +93,10 @@ class TrainingOptions(PlacementOptions):
     Default: each sample has one place."""
     validate_every: Annotated[int, AT_LEAST_1] = 1
     """Validate after every N-th epoch, and after the last one. Only these epochs can become the best weights."""
+    patience: Annotated[int | None, AT_LEAST_1] = None
+    """End the run when N validations in a row bring no better score. With a higher N it goes on. Default: no end."""
+    stop_after: Annotated[int | None, AT_LEAST_1] = None
+    """End after this number of epochs, on the course of the whole run: without the option, the same command goes on."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: Annotated[int, AT_LEAST_0] = 0
@@ -166,6 +172,7 @@ class TrainingOptions(PlacementOptions):
                     "workers report progress every 2 s"
                 )
         require(self, "warmup_epochs", least=0, below=self.epochs)
+        require(self, "stop_after", most=self.epochs)
         if self.fused and self.compile is False:
             raise UsageError(
                 "--fused needs --compile, which puts fused operations into the model: give both, or neither"
@@ -186,6 +193,11 @@ class TrainingOptions(PlacementOptions):
             UsageError: an unknown name, or a package that is not installed.
         """
         return parse_trackers(self.track)
+
+    @property
+    def most_epochs(self) -> int:
+        """Number of epochs after which this command ends at the latest."""
+        return self.stop_after or self.epochs
 
     def validates(self, epoch: int) -> bool:
         """Return whether this epoch ends with a validation."""

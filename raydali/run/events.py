@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from raydali.run.messages import Message
 
-END_EVENTS = ("finish", "stop", "interrupt")
+END_EVENTS = ("finish", "early end", "stop", "interrupt")
 """The events with which a driver ends."""
 GROUP_END_EVENTS = ("failure", "preemption", "resize")
 """The events with which a worker group ends early. Another group starts unless the driver ends."""
@@ -279,6 +279,14 @@ class RunFinished(Event):
     """The driver ends: the run is complete."""
 
     event = "finish"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEndedEarly(RunFinished):
+    """The driver ends before the run's last epoch, as `--patience` or `--stop-after` asks: see `run.early_end`."""
+
+    event = "early end"
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,12 +295,13 @@ class RunFolder:
         else:  # a row must not continue an incomplete line
             self.write(file, _lines([*self.rows(file), row]))
 
-    def keep_rows(self, file: str, keep: Callable[[Row], bool]) -> None:
-        """Drop the rows of a JSONL file for which `keep` returns False: a resume will write them again."""
+    def keep_rows(self, file: str, keep: Callable[[Row], bool]) -> list[Row]:
+        """Drop the rows of a JSONL file for which `keep` returns False: a resume writes them again. Return the rest."""
         rows = self.rows(file)
         kept = [row for row in rows if keep(row)]
         if len(kept) < len(rows):
             self.write(file, _lines(kept))
+        return kept
 
 
 def _indented(value: object) -> bytes:

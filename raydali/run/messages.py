@@ -145,6 +145,13 @@ class RankFigures(Message):
 
 
 @dataclass(frozen=True)
+class EndsEarly(Message):
+    """The workers end before the run's last epoch; a checkpoint covers all of their steps. See `run.early_end`."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class EpochEnded(Message):
     """The record of an epoch, which `epochs.jsonl` will contain."""
 

@@ -69,6 +69,12 @@ def read_model(folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
+def best_metric(folder: RunFolder) -> str | None:
+    """Return the name of the score that chooses the best weights; None if there are none yet."""
+    metric: str | None = (read_model(folder).get("best") or {}).get("metric")
+    return metric
+
+
 def write_model(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     """Write model.json at a start of the run; the best epoch and score stay.
 

@@ -72,6 +72,22 @@ def test_the_demo_trains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_run_that_was_stopped_after_an_epoch_says_so_and_goes_on(home: Path, tmp_path: Path) -> None:
+    folder, given = RunFolder(str(tmp_path), "part"), ["--name", "part", "--storage", str(tmp_path), "--epochs", "3"]
+    for _ in range(2):  # the second time, at once
+        code, output = run_job(*given, "--stop-after", "1", env=environment(home), log=tmp_path / "log")
+        assert code == 0 and mentions(output, "ended early --stop-after 1"), output
+        assert kinds(events_of(folder)) == ["chosen", "rehearsal", "start", "checkpoint", "early end"]
+        assert committed(folder) == 1437 // 64 + 1 and len(folder.rows("epochs.jsonl")) == 1
+        assert "Ended early after 1 of 3 epochs" in folder.read("report.html").decode()
+    code, output = run_job(*given, env=environment(home), log=tmp_path / "log")
+    assert code == 0 and "changed setting" not in output and "ended early" not in output, output
+    assert kinds(events_of(folder))[4:] == ["early end", "resume", "finish"]
+    assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [0, 1, 2]
+
+
+@pytest.mark.slow
 def test_the_demo_learns_the_digits(home: Path, tmp_path: Path) -> None:
     code, output = run_job("--name", "whole", env=environment(home), log=tmp_path / "log")
     assert code == 0 and "this is the demo" in output, output

@@ -14,6 +14,7 @@ from raydali.errors import UsageError
 from raydali.launch.driver.plan import compiled_anew
 from raydali.run.folder import RunFolder
 from tests.support.cluster import environment
+from tests.support.messages import mentions
 from tests.support.pictures import encoded, photograph
 
 RAYDALI = str(Path(sys.executable).with_name("raydali"))
@@ -31,7 +32,8 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, str], tmp_path: Path) -> None:
-    storage, options = tmp_path / "runs", ("--epochs", "40", "--validate-every", "4", "--price", "3.6")
+    storage, options = tmp_path / "runs", ["--epochs", "80", "--validate-every", "4", "--price", "3.6"]
+    options += ["--stop-after", "40", "--patience", "99"]
     before = {"config.json": b'{"form": 1}'}
     (storage / "mine").mkdir(parents=True)
     (storage / "mine/config.json").write_bytes(before["config.json"])
@@ -50,7 +52,8 @@ def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, s
     (row,) = found["gpus"]
     assert row["workers"] == 2 and row["gpus"] == 0 and row["run_seconds"] == found["run_seconds"]
     assert found["disk_bytes"] > 1e6 and found["bottleneck"]["cause"]
-    assert "2 workers on CPUs" in result.stderr and "memory of a worker" in result.stderr
+    assert "2 workers on CPUs" in result.stderr and mentions(result.stderr, "--stop-after 40 80")
+    assert mentions(result.stderr, "--patience 99 earlier") and "memory of a worker" in result.stderr
     began = time.monotonic()
     (storage / "mine/config.json").unlink()
     job = [sys.executable, "jobs/imagenet.py", "--storage", str(storage), "--name", "mine", *options]

@@ -83,6 +83,18 @@ def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits
     assert distance(weights, undisturbed) < 1e-9
 
 
+def test_a_run_that_was_stopped_after_an_epoch_goes_on_on_its_course(tmp_path: Path, digits: Data, alone: Run) -> None:
+    folder = folder_of(tmp_path)
+    run_ranks(2, in_double, replace(CONFIG, stop_after=1), digits, folder)
+    assert [row["epoch"] for row in folder.rows("epochs.jsonl")] == [0]
+    weights = run_ranks(3, in_double, CONFIG, digits, folder)[0]
+    assert_whole(folder, CONFIG.stream(len(digits.train)))
+    undisturbed, rows = alone
+    for row, other in zip(rows, folder.rows("epochs.jsonl"), strict=True):
+        assert other["learning_rate"] == row["learning_rate"]
+    assert distance(weights, undisturbed) < 1e-9
+
+
 RECIPE: dict[str, Any] = {
     "model": "tests.support.digits:residual_digits",
     "drop_path": 0.3,

@@ -99,7 +99,7 @@ def test_what_a_lost_write_leaves_at_the_end_is_left_out(folder: RunFolder, rest
 def test_a_broken_line_before_the_last_is_an_error(folder: RunFolder, broken: bytes) -> None:
     contents = b'{"step": 1}\n' + broken + b'\n{"step": 3}\n'
     folder.write("events.jsonl", contents)
-    calls = (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: folder.rows("events.jsonl"),
         lambda: folder.keep_rows("events.jsonl", lambda row: False),
     )

@@ -46,9 +46,10 @@ from raydali.report.html.text import recipe_lines
 from raydali.report.tracking import tracked
 from raydali.run.attempt import Attempt
 from raydali.run.data_contents import check_contents, write_contents
+from raydali.run.early_end import GO_ON, early_end
 from raydali.run.events import SettingsChanged
-from raydali.run.folder import CONFIG, EVENTS, FORM, RunFolder
-from raydali.run.model_file import write_model
+from raydali.run.folder import CONFIG, EPOCHS, EVENTS, FORM, RunFolder
+from raydali.run.model_file import best_metric, write_model
 from raydali.text import plural
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ def launch(job: Job[Any], given: TrainingOptions, console: Console, short_second
         check_unchanged(folder, earlier, settings, (*STREAM_SETTINGS, *job.unchangeable(options)))
         if earlier.finished:
             console.print(f"{folder} is finished: give another --name to train again")
+            return
+        limits = {"patience": options.patience, "stop_after": options.stop_after}
+        if earlier.ended_early and (why := early_end(folder.rows(EPOCHS), best_metric(folder), **limits)):
+            console.print(f"{folder} has ended early: {why}; {GO_ON}")
             return
         changed = changes(earlier, settings, sorted(settings.keys() - PLACEMENT_OPTIONS))
         for change in describe_changes(changed):

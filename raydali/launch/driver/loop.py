@@ -27,6 +27,7 @@ from raydali.launch.trainer import GroupEnd
 from raydali.report.console import Console
 from raydali.report.html import text
 from raydali.run import events, messages
+from raydali.run.early_end import GO_ON
 from raydali.text import error_line
 
 POLL_SECONDS = 0.2
@@ -72,6 +73,8 @@ def train_in_workers(
     error: BaseException | None = None
     try:
         driver.train()
+        if driver.early_end is not None:
+            event = events.RunEndedEarly(why=driver.early_end)
     except SupersededError:
         raise
     except KeyboardInterrupt:
@@ -87,7 +90,10 @@ def train_in_workers(
         raise error
     if (message := text.beside_published(recorder.report.history)) is not None:
         console.print(message)
-    console.print(": ".join(filter(None, ["finished", str(folder), text.last_and_best(recorder.report.history)])))
+    if driver.early_end is not None:
+        console.print(f"ended early: {driver.early_end}; {GO_ON}")
+    ended = "finished" if driver.early_end is None else "ended"
+    console.print(": ".join(filter(None, [ended, str(folder), text.last_and_best(recorder.report.history)])))
 
 
 class Driver:
@@ -100,6 +106,7 @@ class Driver:
     Attributes:
         group: the newest worker group.
         stop_reason: why no further group may start; None while the run may go on.
+        early_end: why the run has ended before its last epoch; None if it has not.
     """
 
     def __init__(
@@ -112,6 +119,7 @@ class Driver:
     ) -> None:
         silence_ray()
         self.stop_reason: str | None = None
+        self.early_end: str | None = None
         self._options, self._placement, self._cluster = task.options, placement, cluster
         self._recorder, self._interrupt = recorder, interrupt
         self._channel, self._task = task.channel, ray.put(task)
@@ -170,7 +178,7 @@ class Driver:
             self._take(messages.Placed(workers, workers + missing), time.time())
         self._request_at = 0.0
         self._request(missing)
-        self._groups += 1
+        self._groups, self.early_end = self._groups + 1, None
         number, seconds = str(self._groups), self._size.placement_seconds(workers)
         task = {"task": self._task, "group": number}
         return WorkerGroup(
@@ -284,6 +292,8 @@ class Driver:
                 return
             self.group.take(message)
         match message:
+            case messages.EndsEarly():
+                self.early_end = message.why
             case messages.Progress():
                 self._step = message.step
             case events.Started():

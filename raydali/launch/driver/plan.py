@@ -27,7 +27,14 @@ from raydali.run.ledger import LEDGER
 from raydali.run.messages import Message, Note, RankWarning
 from raydali.text import duration, plural, rate_text
 
-WHOLE_RUN: Mapping[str, Any] = {"track": None, "trace_samples": False, "profile_steps": None, "max_failures": 0}
+WHOLE_RUN: Mapping[str, Any] = {
+    "track": None,
+    "trace_samples": False,
+    "profile_steps": None,
+    "max_failures": 0,
+    "patience": None,
+    "stop_after": None,
+}
 """Options that a short run has no use for, and their values there."""
 MEMORY_SECONDS = 1.0
 """Length of a run that measures the memory."""
@@ -60,6 +67,10 @@ def plan(
     with redirect_stdout(sys.stderr) if json == "-" else nullcontext():
         forecast = _planned(job, options, seconds, gpus, bandwidth)
         _show(forecast)
+        if options.stop_after is not None:
+            print(f"--stop-after {options.stop_after}: the forecast is for these epochs of {options.epochs}")
+        if options.patience is not None:
+            print(f"--patience {options.patience}: the run may end earlier")
     if json == "-":
         print(dumps(forecast, indent=2))
     elif json is not None:
@@ -150,8 +161,9 @@ def _forecast(
     costs = next((event["costs"] for event in events if event["event"] == "sizes"), ())
     measured = Measured(records, settings["batch_size"], settings["checkpoint_every"], costs)
     run = Forecast(
-        **{name: settings[name] for name in ("samples", "epochs", "batch_size", "checkpoint_every")},
-        validations=sum(map(options.validates, range(options.epochs))),
+        **{name: settings[name] for name in ("samples", "batch_size", "checkpoint_every")},
+        epochs=options.most_epochs,
+        validations=sum(map(options.validates, range(options.most_epochs))),
         measured=measured,
         before_placement=waited,
         starting=group["begun"] - group["placed"],
@@ -167,7 +179,7 @@ def _forecast(
     # A global batch that was not given grows with the number of workers.
     batches = {count: batch if options.global_batch_size else batch * count // workers for count in {workers, *others}}
     rows = {count: run.row(count, of) for count, of in sorted(batches.items()) if count * settings["batch_size"] <= of}
-    kept = 3 + (settings["epochs"] // settings["keep_epochs"] if settings["keep_epochs"] else 0)
+    kept = 3 + (run.epochs // settings["keep_epochs"] if settings["keep_epochs"] else 0)
     row, seconds = rows[workers], run.costs(batch)
     cause = max(seconds, key=lambda name: seconds[name])
     verdict = measured.typical["verdict"]
@@ -179,7 +191,7 @@ def _forecast(
         "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
         "bottleneck": {
             "cause": cause,
-            "share": round(seconds[cause] / (settings["epochs"] * row["epoch_seconds"]), 4),
+            "share": round(seconds[cause] / (run.epochs * row["epoch_seconds"]), 4),
             "seconds": round(seconds[cause], 1),
         },
         "verdict": None if (verdict or "").partition(":")[0] in OF_LENGTH else verdict,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydali.errors import UsageError
+from raydali.run.events import RunEndedEarly, RunFinished
 from raydali.run.find import look_at, read_settings
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.text import plural
@@ -18,10 +19,11 @@ CONSEQUENCES = {"batch_size": ": steps keep their samples; BatchNorm's groups an
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """The state that earlier starts of the same run left."""
+    """The state that earlier starts of the same run left; `ended_early` if the last one has ended as it should."""
 
     settings: dict[str, Any]
     finished: bool
+    ended_early: bool = False
 
 
 def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -> PreviousRun | None:
@@ -45,7 +47,8 @@ def previous_run(folder: RunFolder, defaults: Mapping[str, Any] | None = None) -
         settings = _as_json(defaults or {}) | read_settings(folder)
     except UsageError as error:
         raise UsageError(f"{error}, or give another --name") from error
-    return PreviousRun(settings, finished=any(row["event"] == "finish" for row in events))
+    kinds = [row["event"] for row in events]
+    return PreviousRun(settings, RunFinished.event in kinds, kinds[-1:] == [RunEndedEarly.event])
 
 
 def check_unchanged(folder: RunFolder, earlier: PreviousRun, settings: dict[str, Any], names: Collection[str]) -> None:

@@ -78,7 +78,7 @@ class RunMeter:
         session, asked = self._run.session, self._run.config.profiled
         if asked is None:
             return None
-        done, end = session.cursor.done, self._run.stream.steps
+        done, end = session.cursor.done, self._run.stream.end_step(self._run.config.most_epochs - 1)
         steps = range(max(asked.start, done), min(asked.stop, end))
         if not steps:
             if session.worker.rank == 0:

@@ -18,7 +18,7 @@ from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.options.every_job import PLACEMENT_OPTIONS, TrainingOptions
 from raydali.run.folder import EPOCHS
-from raydali.run.model_file import BestWeights
+from raydali.run.model_file import BestWeights, best_metric
 from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite
 from raydali.training.evaluation.reference import Reference
@@ -72,6 +72,7 @@ class RunState:
         parts: the parts of the state by their names in checkpoints; empty before `keep`.
         model, statistics: the model, and its BatchNorm statistics; see `keep`.
         snapshots: the copies of the state; see `Snapshots.before_update`.
+        epochs, metric: what `run.early_end` takes; on rank 0.
     """
 
     model: nn.Module
@@ -93,6 +94,8 @@ class RunState:
         self.parts: dict[str, Stateful] = {}
         self.snapshots = Snapshots(self._worker.device)
         self._best: float | None = None
+        self.epochs: list[dict[str, Any]] = []
+        self.metric: str | None = None
         self._read: dict[str, Any] = {}
         self.is_resumed = False
         self.ceiling: float | None = None
@@ -116,7 +119,9 @@ class RunState:
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
             self._broken.share_suspects()
             if self._worker.rank == 0:
-                self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
+                rows = self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
+                self.epochs = [{name: row[name] for name in ("epoch", "validation")} for row in rows]
+                self.metric = best_metric(self._folder)
                 drop_samples(self._folder, self._cursor.start)
         self._worker.barrier()
 
@@ -151,11 +156,13 @@ class RunState:
         """Keep an epoch's record on rank 0 until it is written before the next checkpoint."""
         if self._worker.rank == 0:
             self._unwritten.append(record)
+            self.epochs.append({name: record[name] for name in ("epoch", "validation")})
 
     def best_of(
         self, score: float, weights: nn.Module, *, metric: str, epoch: int, reference: Reference | None = None
     ) -> BestWeights | None:
         """Return the weights, not copied yet, if the score is the highest so far; otherwise None."""
+        self.metric = metric
         if math.isnan(score) or (self._best is not None and score <= self._best):
             return None
         self._best = score

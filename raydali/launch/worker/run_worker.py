@@ -33,7 +33,7 @@ from raydali.run.attempt import Attempt
 from raydali.run.events import OptionsChosen
 from raydali.run.folder import CONFIG
 from raydali.run.ledger import group_id
-from raydali.run.messages import ForwardedWarning, RankWarning, WorkerError
+from raydali.run.messages import EndsEarly, ForwardedWarning, RankWarning, WorkerError
 from raydali.text import plural
 from raydali.training.worker import Worker
 
@@ -80,6 +80,8 @@ def run_worker(config: dict[str, Any]) -> None:
                 steps = plural(session.steps_left, "step")
                 raise UsageError(f"the job's train function returned {steps} early: iterate over all `run.steps`")
             session.checkpoints.finish()
+            if session.early_end is not None and rank == 0:
+                channel.post_and_wait(EndsEarly(session.early_end))
         heartbeat.close()
     except Interrupted:
         raise

@@ -68,6 +68,8 @@ class Session:
         class_labels: the classes of the training samples (N,), for `--class-sampling`.
         validation_samples: number of samples of each validation.
         validates: returns whether an epoch is validated.
+        most_epochs: number of epochs after which the training loop ends at the latest.
+        early_end: why it has ended before the run's last epoch; None if it has not.
         parameters: number of the model's parameters.
     """
 
@@ -91,6 +93,8 @@ class Session:
         self.cursor, self.steps_left, self.parameters = Cursor(), 0, 0
         self.validation_samples, self.validates = 0, lambda _: True
         self.class_labels: NDArray[np.int64] | None = None
+        self.most_epochs: int | None = None
+        self.early_end: str | None = None
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
         self._batches_before, self._last_progress = 0, 0.0
         self._driver_notice: Notice | None = None
@@ -135,15 +139,15 @@ class Session:
         self._batches_before, now = Loader.batches_taken, time.monotonic()
         if self.worker.rank == 0 and now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress, step = now, self.cursor.done
-            epoch = stream.epoch_of(step - 1)
+            epoch, epochs = stream.epoch_of(step - 1), self.most_epochs or stream.epochs
             self.emit(
                 Progress(
                     step=step,
-                    steps=stream.steps,
+                    steps=stream.end_step(epochs - 1),
                     epoch=epoch,
-                    epochs=stream.epochs,
+                    epochs=epochs,
                     samples_consumed=stream.state(step)["samples_consumed"],
-                    validations=sum(map(self.validates, range(epoch, stream.epochs))),
+                    validations=sum(map(self.validates, range(epoch, epochs))),
                     validation_samples=self.validation_samples,
                 )
             )

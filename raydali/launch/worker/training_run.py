@@ -46,6 +46,7 @@ from raydali.launch.worker.short_run import ShortRun, limited
 from raydali.launch.worker.step import RunParts, Step, require
 from raydali.options.every_job import TrainingOptions
 from raydali.options.subjects import StartingWeightsOptions
+from raydali.run.early_end import early_end
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
@@ -204,6 +205,7 @@ class TrainingRun:
         ):
             self._val_loader = val_loader
             self._session.validation_samples, self._session.validates = len(data.val), self._run.config.validates
+            self._session.most_epochs = self._run.config.most_epochs
             yield loader, val_loader
         self._run.broken.finish()
 
@@ -212,7 +214,7 @@ class TrainingRun:
 
         Warm-up steps train on one batch that stays on the device, in order to compile, to capture a CUDA graph and to
         measure the ceiling; then they are undone. Between two steps a checkpoint is saved if one is due, and the run
-        ends if this was requested.
+        ends if this was requested, or after an epoch by `--patience` or `--stop-after`.
 
         Args:
             loader: the loader of the training set, made by `loaders`.
@@ -224,6 +226,8 @@ class TrainingRun:
         require(self._state.parts, "call `run.register_state` before `run.steps`")
         config, session, cursor, stream = self._run.config, self._session, self._cursor, self.stream
         require(loader.order is stream and loader.start == cursor.start, "take the training loader from `run.loaders`")
+        if self._ends_early():  # workers that failed after the last epoch's checkpoint, or a resume
+            return
         check_samples(loader, self.worker)
         self._watch = ReferenceWatch(self._val_loader)
         self._rehearsal = rehearsal = Rehearsal(self._run, loader, self._val_loader)
@@ -241,7 +245,7 @@ class TrainingRun:
             step.ends_epoch = step.ends_epoch or (self._short is not None and self._short.closes)
             yield step  # the job trains; at the end of an epoch it also validates, and calls `close_epoch`
             step.check_end()
-            if step.ends_epoch or stream.epoch_closed_by(index) is not None:
+            if closes := step.ends_epoch or stream.epoch_closed_by(index) is not None:
                 yield from rehearsal.after_epoch(self._record_of_epoch(step))
                 if self._short is not None:
                     self._wait_for_checkpoint()  # epochs of the whole run may be longer than writing one
@@ -257,6 +261,8 @@ class TrainingRun:
                 self._checkpoint(waits=not is_due)
             if self._short is not None and self._short.ends_after_step():
                 session.steps_left = 0
+                break
+            if closes and self._ends_early():
                 break
             if notice := self._notice_of_any_rank():
                 self._leave(notice)
@@ -282,6 +288,17 @@ class TrainingRun:
             self._session.report_start(steps=self.stream.steps)
         self._session.report_progress(self.stream)
         self._measured.live.step()
+
+    def _ends_early(self) -> bool:
+        """Return whether the run ends after the epochs so far, the same on all ranks, and tell the session why."""
+        config, session, state = self._run.config, self._session, self._state
+        limits = {"patience": config.patience, "stop_after": config.stop_after}
+        if any(limits.values()) and self._cursor.done < self.stream.steps:
+            session.early_end = self.worker.from_first(early_end(state.epochs, state.metric, **limits))
+        if session.early_end is None:
+            return False
+        session.steps_left = 0
+        return True
 
     def _notice_of_any_rank(self) -> Notice | None:
         """Return the notice that any rank had at the previous step, the same on all ranks; None if there was none.

@@ -16,6 +16,7 @@ _STYLE = {
     "start": "good",
     "resume": "good",
     "finish": "good",
+    "early end": "good",
     "failure": "bad",
     "hang": "bad",
     "stop": "bad",
@@ -37,6 +38,7 @@ _SENTENCES = {
     "stop": "ended with an error: {error}",
     "interrupt": "{why}",
     "finish": "finished",
+    "early end": "ended early: {why}",
 }
 _NOTICES = {
     "preemption": "since a node will be taken away",

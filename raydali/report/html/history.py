@@ -17,7 +17,7 @@ from raydali.run.folder import CONFIG, EPOCHS, EVALUATION, EVENTS, SAMPLES, WORS
 from raydali.run.ledger import LEDGER, parts_of
 from raydali.run.model_file import MODEL
 
-Status = Literal["finished", "failed", "interrupted", "broken", "running", "starting", "empty"]
+Status = Literal["finished", "ended early", "failed", "interrupted", "broken", "running", "starting", "empty"]
 
 FILES = (SAMPLES, EVALUATION, WORST, MODEL, LEDGER)
 """The files that the page reads as they are."""
@@ -25,6 +25,7 @@ VALIDATION = "validation/"
 """Precedes the names of an epoch's numbers that are of its validation."""
 _STATUS: dict[object, Status] = {
     "finish": "finished",
+    "early end": "ended early",
     "stop": "failed",
     "interrupt": "interrupted",
     "failure": "broken",

@@ -98,7 +98,7 @@ def run_page(history: History, *, reload_seconds: float = 0) -> bytes:
     columns = [column for column in COLUMNS if any(value is not None for value in history.each(column[1]))]
     columns += [(name, f"{VALIDATION}{name}", figure) for name in history.metrics[:MAX_METRICS]]
     newest = history.epochs[-1] if history.epochs else None
-    published = text.beside_published(history) if history.status == "finished" else None
+    published = text.beside_published(history) if history.status in ("finished", "ended early") else None
     return render(
         "run.html.jinja",
         reload_seconds=reload_seconds,

@@ -26,6 +26,7 @@ _OF_FOLDS = {"fold", "name", "samples", "fingerprint", "storage", "workers", "cp
 
 STATES: dict[Status, tuple[str, str]] = {
     "finished": ("finished", "Finished: {}."),
+    "ended early": ("ended early", "Ended early after {}:"),
     "failed": ("failed", "Failed after {}."),
     "interrupted": ("interrupted", "Interrupted after {}; the same command goes on."),
     "broken": ("a worker failed", "A worker failed after {}, and no other start is known of yet."),
@@ -124,7 +125,10 @@ def state(history: History) -> str:
     """The state of the run, as a sentence."""
     done = epochs_of(history)
     sentence = STATES[history.status][1].format(f"{done} {'epoch' if done.split()[-1] == '1' else 'epochs'}")
-    error = history.events[-1].get("error") if history.status in ("failed", "broken") and history.events else None
+    last = history.events[-1] if history.events else {}
+    if history.status == "ended early":
+        return f"{sentence} {shortened(last.get('why'))}."
+    error = last.get("error") if history.status in ("failed", "broken") else None
     return f"{sentence} {shortened(error)}" if isinstance(error, str) and error else sentence
 
 

@@ -23,7 +23,7 @@ from raydali.run.attempt import ATTEMPT, Attempt
 from raydali.run.events import Failure, Left, Preemption, Resumed, Started
 from raydali.run.folder import EVENTS, REPORT
 from raydali.run.ledger import LEDGER
-from raydali.run.messages import Heartbeat, Message, Progress, WorkerError
+from raydali.run.messages import EndsEarly, Heartbeat, Message, Progress, WorkerError
 from tests.support.messages import mentions
 from tests.support.ranks import folder_of
 
@@ -141,6 +141,14 @@ def test_groups_follow_each_other_until_the_run_is_finished(tmp_path: Path) -> N
     play.train(started(0), KILLED, "not placed", started(3), Preemption(ranks=[0], error="left"), "finished")
     assert play.starts == [2, 2, 2, 2]
     assert [row["event"] for row in play.folder.rows("events.jsonl")] == ["resume", "failure", "resume", "preemption"]
+
+
+def test_the_driver_knows_why_its_last_group_ended_early(tmp_path: Path) -> None:
+    """If workers fail after they have said so, the next ones say it again, or train to the end."""
+    for last, why in (([EndsEarly("enough")], "enough"), ([], None)):
+        play = Play(tmp_path / str(why))
+        play.train(started(3), EndsEarly("enough"), KILLED, started(5), *last, "finished")
+        assert play.driver.early_end == why
 
 
 def test_a_storage_that_does_not_answer_holds_up_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from jobs.imagenet import DIGITS, JOB, Config
 from raydali.errors import UsageError
+from raydali.launch.driver import launcher
 from raydali.launch.driver.launcher import STREAM_SETTINGS, launch
 from raydali.launch.driver.plan import with_largest_batch
 from raydali.launch.driver.resume import PreviousRun, changes, check_unchanged, describe_changes, previous_run
+from raydali.options.defaults import resolve
 from raydali.options.every_job import PLACEMENT_OPTIONS
 from raydali.report.console import Console
 from raydali.run.folder import FORM, RunFolder
@@ -38,20 +40,67 @@ def test_a_folder_without_settings_is_a_fresh_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "finished"),
+    ("events", "finished", "early"),
     [
-        ([], False),
-        (["start"], False),
-        (["start", "failure", "stop"], False),
-        (["start", "interrupt", "finish"], True),
+        ([], False, False),
+        (["start"], False, False),
+        (["start", "failure", "stop"], False, False),
+        (["start", "interrupt", "finish"], True, False),
+        (["start", "early end"], False, True),
+        (["start", "early end", "resume"], False, False),
+        (["start", "early end", "resume", "finish"], True, False),
     ],
 )
-def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], finished: bool) -> None:
+def test_an_earlier_start_is_finished_or_not(tmp_path: Path, events: list[str], finished: bool, early: bool) -> None:
     folder = folder_of(tmp_path)
     folder.write_json("config.json", SETTINGS)
     for event in events:
         folder.append("events.jsonl", {"event": event})
-    assert previous_run(folder) == PreviousRun(SETTINGS, finished)
+    assert previous_run(folder) == PreviousRun(SETTINGS, finished, early)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"patience": 2}, "2 validations epoch 0 --patience"),
+        ({"patience": 3, "stop_after": 3}, "--stop-after 3"),
+        ({"patience": 3}, None),
+        ({"stop_after": 4}, None),
+        ({}, None),
+    ],
+)
+def test_a_run_that_ended_early_says_so_at_once_or_goes_on(
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limits: dict[str, Any],
+    words: str | None,
+) -> None:
+    """It has three epochs, of which the first one was the best."""
+
+    class GoesOn(Exception):  # noqa: N818
+        pass
+
+    def go_on(*_: Any) -> None:
+        raise GoesOn
+
+    monkeypatch.setattr(launcher, "connect", go_on)
+    options = replace(DIGITS, storage=folder.uri_of_storage, name=folder.name, global_batch_size=64, patience=2)
+    settings = launcher._settings(resolve(options, {}), JOB.open_data(options), None)
+    folder.write_json("config.json", settings)
+    folder.write_json("model.json", {"best": {"metric": "top1", "score": 0.9, "epoch": 0}})
+    for epoch, score in enumerate((0.9, 0.8, 0.9)):
+        folder.append("epochs.jsonl", {"epoch": epoch, "step": 23 * epoch, "validation": {"top1": score}})
+    folder.append("events.jsonl", {"event": "early end", "why": "it was enough"})
+    given = replace(replace(options, patience=None), **limits)
+    if words is None:
+        with pytest.raises(GoesOn):
+            launch(JOB, given, Console())
+    else:
+        launch(JOB, given, Console())
+    said = capsys.readouterr().out
+    assert "changed setting" not in said
+    assert mentions(said, f"{folder} {words}") if words else "ended early" not in said
 
 
 def test_equal_or_irrelevant_settings_may_resume(tmp_path: Path) -> None:

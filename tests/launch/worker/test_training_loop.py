@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,13 +19,16 @@ from jobs.imagenet import Config, train_pipeline, val_pipeline
 from raydali.data.load.make import make_loader
 from raydali.errors import UsageError
 from raydali.host.hardware import PrecisionName
+from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
 from raydali.launch.worker.training_run import TrainingRun
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.find import newest_first, step_of
+from raydali.run.folder import RunFolder
+from raydali.run.messages import Progress
 from raydali.training.forward_backward import ForwardBackward
 from tests.support.digits import SHORT, digits_data
-from tests.support.ranks import LocalSession, Stopped, folder_of
+from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
 
 CONFIG = replace(SHORT, epochs=1, ceiling=False, name="run")
 
@@ -32,9 +36,9 @@ CONFIG = replace(SHORT, epochs=1, ceiling=False, name="run")
 class Loop:
     """A whole loop; each test overrides a method with one that leaves something out."""
 
-    def __init__(self, path: Path, config: Config = CONFIG, stop_at: int | None = None) -> None:
+    def __init__(self, path: Path | RunFolder, config: Config = CONFIG, stop_at: int | None = None) -> None:
         self.config, self.data = config, digits_data()
-        self.session = LocalSession(folder_of(path), stop_at=stop_at)
+        self.session = LocalSession(folder_of(path) if isinstance(path, Path) else path, stop_at=stop_at)
         self.run = TrainingRun(config, self.session, samples=len(self.data.train))
         self.model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -223,6 +227,73 @@ def test_a_validation_is_compiled_if_it_pays_and_by_a_resume_only_when_it_valida
     assert steps_before("a", stream.end_step(0) + 1, 3 * batches) == [0]
     assert steps_before("a", None, 2 * batches) == [stream.end_step(1)]
     assert steps_before("b", None, 3 * batches + 1) == []
+
+
+class Scored(Loop):
+    """A loop whose validations find these scores, by epoch; those of other ranks than 0 count for nothing."""
+
+    def __init__(self, path: Path | RunFolder, scores: list[float], **options: Any) -> None:
+        super().__init__(path, replace(CONFIG, epochs=6, batch_size=48, loader="synthetic", **options))
+        self.scores = scores
+
+    def end_epoch(self) -> None:
+        epoch = self.run.stream.epoch_closed_by(self.session.cursor.done - 1)
+        assert epoch is not None
+        with self.run.validation():
+            score = float("nan") if self.run.worker.rank else self.scores[epoch]
+        self.close({"top1": score})
+
+    def epochs(self) -> list[int]:
+        """Train, and return the epochs in the run's folder; a checkpoint covers the last one if it ended."""
+        with suppress(Stopped):
+            self.train()
+            self.session.checkpoints.finish()
+            assert self.session.steps_left == 0
+            assert step_of(newest_first(self.session.folder)[0]) == self.session.cursor.done
+        return [row["epoch"] for row in self.session.folder.rows("epochs.jsonl")]
+
+
+def test_a_run_ends_when_its_score_does_not_improve_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+    """Across cuts: in an epoch, and between the last validation and its checkpoint."""
+    scores = [0.5, 0.7, 0.6, 0.7, 0.6, 0.9]
+    assert Scored(tmp_path / "whole", scores, patience=2).epochs() == [0, 1, 2, 3]
+    cut = Scored(tmp_path / "cut", scores, patience=2)
+    cut.session._stop_at = cut.run.stream.end_step(2) + 2
+    assert cut.epochs() == [0, 1, 2]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise Stopped
+
+    unsaved = Scored(tmp_path / "cut", scores, patience=2)
+    unsaved.run._checkpoint = fail  # type: ignore[method-assign]
+    assert unsaved.epochs() == [0, 1, 2]
+    ended = Scored(tmp_path / "cut", scores, patience=2)
+    assert ended.epochs() == [0, 1, 2, 3]
+    assert ended.session.early_end == "no better score for 2 validations, best in epoch 1"
+    again = Scored(tmp_path / "cut", scores, patience=2)
+    again.backward = fail  # type: ignore[method-assign]
+    assert again.epochs() == [0, 1, 2, 3] and again.session.early_end == ended.session.early_end
+    more = Scored(tmp_path / "cut", scores, patience=4)
+    assert more.epochs() == [*range(6)] and more.session.early_end is None
+
+
+def scored_rank(folder: RunFolder, scores: list[float]) -> tuple[int, str | None]:
+    loop = Scored(folder, scores, patience=1)
+    loop.epochs()
+    return loop.session.cursor.done, loop.session.early_end
+
+
+def test_all_ranks_end_early_at_the_same_step(tmp_path: Path) -> None:
+    ends = run_ranks(2, scored_rank, folder_of(tmp_path), [0.5, 0.7, 0.6])
+    assert ends == [(3 * 1437 // 96 + 1, "no better score for 1 validation, best in epoch 1")] * 2
+
+
+def test_the_progress_counts_to_where_the_run_stops(tmp_path: Path) -> None:
+    session, stream = LocalSession(folder_of(tmp_path)), replace(CONFIG, epochs=6).stream(1437)
+    session._channel, session.most_epochs, session.cursor.done = MagicMock(), 2, 1
+    Session.report_progress(session, stream)
+    (message,) = session.messages
+    assert isinstance(message, Progress) and (message.steps, message.epochs) == (stream.end_step(1), 2)
 
 
 @pytest.mark.parametrize(

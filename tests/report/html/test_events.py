@@ -24,6 +24,7 @@ from raydali.run.events import (
     Rehearsed,
     Resize,
     Resumed,
+    RunEndedEarly,
     RunFinished,
     RunInterrupted,
     RunStopped,
@@ -64,6 +65,7 @@ EVENTS: list[tuple[Event, list[str]]] = [
     (Hang(starting=True, ranks=[STUCK]), ["first step", "rank 1"]),
     (SettingsChanged(changed={"val_data": (None, "/val")}), ["--val-data", "/val"]),
     (RunFinished(), ["finished"]),
+    (RunEndedEarly(why="no better score for 3 validations"), ["ended early", "no better score for 3 validations"]),
     (RunStopped(error="it died", why="--max-failures is 0"), ["error", "it died"]),
     (RunInterrupted(why="interrupted, as asked"), ["interrupted, as asked"]),
 ]

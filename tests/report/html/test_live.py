@@ -37,7 +37,8 @@ def page_of(folder: RunFolder) -> str:
     return folder.read("report.html").decode()
 
 
-def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, clock: Clock) -> None:
+@pytest.mark.parametrize("end", ["finish", "early end"])
+def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, clock: Clock, end: str) -> None:
     write(folder, [], [])
     report = LiveReport(folder, refuse, clock)
     report.poll()
@@ -55,7 +56,7 @@ def test_a_page_is_written_at_a_calm_rate_and_at_the_end(folder: RunFolder, cloc
     report.poll()
     assert "3 of 10 epochs" in page_of(folder)
     report.epoch(record(3))
-    report.event(event("finish", 20))
+    report.event(event(end, 20))
     assert "4 of 10 epochs" in page_of(folder) and 'data-reload="0"' in page_of(folder)
 
 

@@ -47,6 +47,15 @@ def test_a_finished_run_in_words_and_charts() -> None:
     assert 'data-reload="0"' in page.decode() and 'data-reload="7"' in run_page(done, reload_seconds=7).decode()
 
 
+def test_a_run_that_ended_early_says_why() -> None:
+    why = "no better score for 2 validations, best in epoch 0"
+    events = [start(4.0), event("early end", 20, why=why)]
+    page = run_page(history([record(epoch) for epoch in range(3)], events, epochs=90))
+    assert f"Ended early after 3 of 90 epochs: {why}. 100 images/s" in text(page)
+    resumed = history([record(epoch) for epoch in range(3)], [*events, start(30.0, step=30)], epochs=90)
+    assert "Under way" in text(run_page(resumed))
+
+
 def test_nothing_is_asked_of_the_network() -> None:
     page = run_page(history([record(0)], [start(1)]))
     for tag, attributes in tree(page).tags:
