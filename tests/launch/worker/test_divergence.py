@@ -76,7 +76,7 @@ def test_moments_and_averages_that_are_infinite_are_never_saved(part: str, tmp_p
     bad = ema.weight if part == "ema" else optimizer.state[model.weight]["exp_avg_sq"]
     with torch.no_grad():
         bad[0, 1] = float("inf")
-    state.add_epoch({"epoch": 0, "step": 2})
+    state.add_epoch({"epoch": 0, "step": 2, "validation": None})
     with pytest.raises(DivergedError, match=mentioning(f"{part} step 2 1")):
         saves(state, 2)
     assert folder_of(tmp_path).rows("epochs.jsonl") == []
