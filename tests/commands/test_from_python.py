@@ -40,6 +40,7 @@ def test_what_the_command_line_refuses_is_an_error(
         raydali.train(job, storage=str(tmp_path), **options)
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
