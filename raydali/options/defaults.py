@@ -175,9 +175,8 @@ def _blocks(options: TrainingOptions, _: Mapping[str, Any], facts: Facts) -> dic
         "shuffle_apart": options.shuffle_apart or False,
     }
     together: ReadTogether | None = getattr(facts.source, "read_together", None)
-    if (options.repeats > 1 or options.class_sampling is not None) or (
-        options.shuffle_block is not None or together is None or together.fits
-    ):
+    is_chosen = options.shuffle_block is not None or options.repeats > 1 or options.class_sampling is not None
+    if is_chosen or together is None or together.fits:
         return no_blocks
     full = replace(options, **no_blocks).stream(facts.samples)
     if (reads := amplification(full, options, facts)) <= HIGH_AMPLIFICATION:

@@ -52,7 +52,7 @@ def test_patience_counts_validations_that_follow_the_best_one(
 
 
 def test_without_a_best_epoch_no_score_is_better() -> None:
-    """As after validations whose scores were all NaN: model.json then names no metric."""
+    """After validations whose scores were all NaN, model.json names no metric."""
     why = early_end(rows([None, None]), None, patience=2, stop_after=None)
     assert why is not None and "epoch" not in why
 

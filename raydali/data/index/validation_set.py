@@ -73,11 +73,11 @@ class Split:
                 )
 
     def __bool__(self) -> bool:
-        """Whether any option is given."""
+        """Return whether any option is given."""
         return self != Split()
 
     def __str__(self) -> str:
-        """The options as they are given."""
+        """Return the options as they are given."""
         given = {"val-fraction": self.fraction, "fold": self.fold, "val-group": self.group}
         return " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
 

@@ -190,7 +190,8 @@ def check_class_sampling(options: TrainingOptions, train: Source) -> None:
     labels = class_labels(train)
     if labels is None:
         raise UsageError(f"--class-sampling {options.class_sampling} needs samples with classes: leave it out")
-    every = getattr(train, "labels", labels)
+    one_each = getattr(train, "one_each", None)
+    every = train.labels if one_each is None else one_each  # type: ignore[attr-defined]  # of several or of boxes
     used = {*np.flatnonzero(every.any(0) if every.ndim == 2 else np.bincount(every)).tolist()}
     names = enumerate(classes_of(train), start=getattr(train, "first_label", 0))
     if empty := [name for number, name in names if number not in used]:

@@ -1,6 +1,7 @@
 """--class-sampling: exact shares of an epoch, whatever the number of ranks, and places of one id far apart."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from jobs.imagenet import DIGITS
 from raydali.data.index.source import class_labels
 from raydali.data.stream.class_shares import ClassSampling, ClassShares, SampledEpoch
 from raydali.data.stream.stream import Stream
 from raydali.errors import UsageError
+from raydali.launch.driver.option_checks import check_class_sampling
 from tests.support.messages import mentioning
 
 UNIT = 1 << 20
@@ -133,3 +136,23 @@ def test_a_sample_with_several_labels_counts_to_the_rarest() -> None:
         [1, -1, 2],
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Labeled(one_each=np.array([0, 1, 1]), labels=lambda ids: ids, classes=("cat", "dog")), None),  # as of clips
+        (
+            Labeled(one_each=np.array([0, 2, 2]), classes=("cat", "dog", "owl")),
+            "1 class without training samples 'dog'",
+        ),
+        (Labeled(labels=np.array([[1, 0], [1, 0], [0, 0]], np.uint8), classes=("red", "blue")), "1 class 'blue'"),
+        (Labeled(labels=np.array([2, 1]), first_boxes=np.array([0, 2, 2, 2]), classes=("a", "b"), first_label=1), None),
+        (Labeled(labels=np.zeros((3, 2), np.float32)), "needs samples with classes leave it out"),
+        (Labeled(), "needs samples with classes leave it out"),
+    ],
+)
+def test_samples_whose_classes_cannot_be_sampled_are_refused(source: Any, words: str | None) -> None:
+    options = replace(DIGITS, class_sampling="balanced")
+    with nullcontext() if words is None else pytest.raises(UsageError, match=mentioning(f"--class-sampling {words}")):
+        check_class_sampling(options, source)
