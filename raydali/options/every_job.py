@@ -142,6 +142,9 @@ class TrainingOptions(PlacementOptions):
     Default: with a CUDA graph; a resume keeps it."""
     cuda_graph: bool = True
     """On GPUs, replay forward and backward of each micro-batch as one CUDA graph."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of the network's repeated blocks, and compute their activations again in the backward pass:
+    less memory, and more time."""
     ceiling: bool = True
     """Measure the ceiling at the start: the speed of a step whose batch is already on the device. It takes seconds."""
     loader: Literal["dali", "torch", "synthetic"] | None = None

@@ -19,6 +19,7 @@ from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision
 from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.measure.flops import flops_per_image
 from raydali.measure.memory import largest_batch, memory_of
+from raydali.training.blocks import kept_activations
 from raydali.training.cuda_graphs import WARM_UP_STEPS, GraphedParts, capture
 from raydali.training.gradients import GradientSums, ddp_is_slower
 from raydali.training.worker import Worker
@@ -207,7 +208,7 @@ class ForwardBackward:
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
-        with self._precision.autocast():
+        with self._precision.autocast(), kept_activations():
             return flops_per_image(self.loss, self._parameters, inputs)
 
     def _run(self, *inputs: torch.Tensor) -> torch.Tensor:

@@ -141,6 +141,8 @@ class Step:
         if loss is None:
             fits = differentiated.largest_that_fits(*inputs)
             instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
+            if not run.config.activation_checkpointing:
+                instead += ", or try --activation-checkpointing"
             raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}")
         if run.micro_batches > 1:
             run.state.statistics.end_micro_batch(index)

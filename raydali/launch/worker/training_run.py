@@ -49,6 +49,7 @@ from raydali.options.subjects import StartingWeightsOptions
 from raydali.run.early_end import early_end
 from raydali.run.events import Left, Notice
 from raydali.run.model_file import BestWeights
+from raydali.training.blocks import recomputed
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
@@ -101,12 +102,18 @@ class TrainingRun:
         torch.backends.cudnn.benchmark = True
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """Return a new model on the device, with the weights of `--weights`, and with what `--freeze` names frozen."""
+        """Return a new model on the device, with the options that concern it.
+
+        It has the weights of `--weights`; what `--freeze` names is frozen; with `--activation-checkpointing` its blocks
+        keep no activations.
+        """
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)
         if isinstance(self._run.config, StartingWeightsOptions) and self._run.config.freeze is not None:
             freeze(model, self._run.config.freeze)
+        if self._run.config.activation_checkpointing:
+            recomputed(model)
         return model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:

@@ -1,0 +1,175 @@
+"""The repeated blocks of networks, and training that computes their activations again."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from jobs import imagenet
+from raydali import UsageError
+from raydali.training.blocks import kept_activations, recomputed, repeated_blocks
+from raydali.training.forward_backward import ForwardBackward, Precision
+from raydali.training.models.factories import set_drop_path
+from raydali.training.worker import Worker
+from tests.support.digits import SHORT, few_digits
+from tests.support.job_ranks import train_rank_in_double
+from tests.support.ranks import folder_of, run_ranks
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("resnet18", {"BasicBlock": 8}),
+        ("vit_b_16", {"EncoderBlock": 12}),
+        ("convnext_tiny", {"CNBlock": 18}),
+        ("efficientnet_v2_s", {"FusedMBConv": 10, "MBConv": 30}),
+        ("mobilenet_v3_small", {"InvertedResidual": 11}),
+        ("densenet121", {"_DenseLayer": 58}),
+        ("video.r2plus1d_18", {"BasicBlock": 8}),
+        ("segmentation.fcn_resnet50", {"Bottleneck": 16}),
+        ("vgg11", {}),
+        ("timm:convnext_atto", {"ConvNeXtBlock": 12}),
+        ("timm:vit_giant_patch14_dinov2", {"Block": 40}),
+        ("timm:swin_tiny_patch4_window7_224", {"SwinTransformerBlock": 12}),
+    ],
+)
+def test_blocks_of_networks(name: str, blocks: dict[str, int]) -> None:
+    with torch.device("meta"):
+        if name.startswith("timm:"):
+            model = timm.create_model(name.removeprefix("timm:"))
+        else:
+            backbone = {"weights_backbone": None} if "fcn" in name else {}
+            model = torchvision.models.get_model(name.rpartition(".")[2], **backbone)
+    assert Counter(type(block).__name__ for block in repeated_blocks(model)) == blocks
+
+
+def residual_network(drop_path: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = ResNet(BasicBlock, [2, 1, 1, 1], num_classes=10)
+    if drop_path:
+        set_drop_path(model, drop_path)
+    return model.double()
+
+
+def transformer(dropout: float) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.VisionTransformer(32, 8, 3, 2, 32, 64, num_classes=10, dropout=dropout)
+    return model.double()
+
+
+def trained(model: nn.Module, loss: Callable[..., torch.Tensor]) -> dict[str, np.ndarray]:
+    """Losses, gradients and buffers of two passes."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(4, 3, 32, 32, generator=generator).double(), torch.arange(4)
+    torch.manual_seed(1)
+    losses = {}
+    for number in range(2):
+        losses[f"loss {number}"] = value = loss(images, labels)
+        value.backward()
+    left = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    tensors = {**losses, **left, **dict(model.named_buffers())}
+    return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items() if tensor is not None}
+
+
+def cross_entropy_of(model: nn.Module) -> Callable[..., torch.Tensor]:
+    return lambda images, labels: F.cross_entropy(model(images), labels)
+
+
+NETWORKS = [
+    pytest.param(residual_network, id="BatchNorm"),
+    pytest.param(partial(residual_network, 0.5), id="stochastic depth"),
+    pytest.param(partial(transformer, 0.5), id="dropout"),
+]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_gradients_and_statistics_stay_the_same(network: Callable[[], nn.Module]) -> None:
+    model = network()
+    changed = deepcopy(model)
+    recomputed(changed)
+    expected = trained(model, cross_entropy_of(model))
+    for name, value in trained(changed, cross_entropy_of(changed)).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert [*changed.state_dict()] == [*model.state_dict()]
+
+
+def test_a_compiled_network_counts_batches_once() -> None:
+    model = residual_network()
+    changed = deepcopy(model)
+    recomputed(changed)
+    expected = trained(model, cross_entropy_of(model))
+    compiled = torch.compile(cross_entropy_of(changed), backend="aot_eager_decomp_partition", fullgraph=True)
+    for name, value in trained(changed, compiled).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def saved_bytes(model: nn.Module) -> int:
+    sizes: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(0 if isinstance(tensor, nn.Parameter) else tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(torch.zeros(2, 3, 64, 64))
+    assert output.requires_grad is torch.is_grad_enabled()
+    return sum(sizes)
+
+
+def test_less_is_kept_and_nothing_without_training() -> None:
+    model = ResNet(Bottleneck, [2, 2, 2, 2], num_classes=10)
+    whole = saved_bytes(model)
+    recomputed(model)
+    assert saved_bytes(model) < 0.3 * whole
+    with kept_activations():
+        assert saved_bytes(model) == whole
+    copied = deepcopy(model)
+    assert saved_bytes(copied) == saved_bytes(model)
+    model.eval()
+    with torch.no_grad():
+        assert saved_bytes(model) == 0
+
+
+def flops(model: nn.Module) -> float | None:
+    worker = Worker.join(CPU, cpus=1, node="here")
+    run = ForwardBackward(model, cross_entropy_of(model), worker, Precision("fp64", CPU), micro_batches=1)
+    return run.flops_per_image(torch.zeros(2, 3, 32, 32).double(), torch.arange(2))
+
+
+def test_what_is_computed_again_is_no_work_of_the_model() -> None:
+    model = residual_network()
+    before = flops(model)
+    recomputed(model)
+    assert before and flops(model) == before
+
+
+def test_a_network_without_blocks_is_refused() -> None:
+    message = "--activation-checkpointing needs a network of repeated blocks, and VGG has none: leave it out"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        recomputed(torchvision.models.vgg11())
+
+
+def test_a_run_has_the_same_weights(tmp_path: Path) -> None:
+    config = replace(SHORT, model="tests.support.digits:residual_digits", epochs=1, stop_after=None)
+    digits = few_digits(tmp_path / "digits")
+    runs = []
+    for recomputes in (False, True):
+        changed = replace(config, activation_checkpointing=recomputes)
+        folder = folder_of(tmp_path, f"recomputes-{recomputes}")
+        runs.append(run_ranks(2, train_rank_in_double, imagenet.train, changed, digits, folder)[0])
+    for name, value in runs[0].items():
+        np.testing.assert_allclose(runs[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
