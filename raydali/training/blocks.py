@@ -91,7 +91,6 @@ class _Recomputed(nn.Module):
     """
 
     recomputes: ClassVar[bool] = True
-    _draws: bool | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401  # those of the block
         """Return the output of the block."""
@@ -100,19 +99,7 @@ class _Recomputed(nn.Module):
             return forward(*inputs, **named)
         if torch.compiler.is_compiling():  # which counts batches and random numbers once by itself
             return checkpoint(forward, *inputs, use_reentrant=False, **named)
-        # A CUDA graph cannot save the state of random numbers: do so only in blocks that draw some.
-        before = None if self._draws is not None else _random_state()
-        output = checkpoint(
-            forward,
-            *inputs,
-            use_reentrant=False,
-            preserve_rng_state=self._draws is not False,
-            context_fn=self._contexts,
-            **named,
-        )
-        if before is not None:
-            self._draws = before != _random_state()
-        return output
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), self._uncounted()
@@ -133,10 +120,3 @@ class _Recomputed(nn.Module):
 
 def _recomputed_class(block: type[nn.Module]) -> type[nn.Module]:
     return type(block.__name__, (_Recomputed, block), {"__module__": block.__module__, "__doc__": block.__doc__})
-
-
-def _random_state() -> tuple[bytes, int | None]:
-    """Return the state of the generators of the CPU and of the current GPU."""
-    on_gpu = torch.cuda.is_initialized()
-    offset = torch.cuda.default_generators[torch.cuda.current_device()].get_offset() if on_gpu else None
-    return torch.get_rng_state().numpy().tobytes(), offset

@@ -30,9 +30,9 @@ def trained(model: nn.Module, *, compiled: bool) -> tuple[dict[str, torch.Tensor
     run = forward_backward(model, lambda images, labels: F.cross_entropy(model(images), labels), compiled=compiled)
     for number in range(CALLS):
         generator = torch.Generator().manual_seed(number)
-        images = torch.randn(8, 3, 64, 64, generator=generator, dtype=torch.float64).cuda()
+        images = torch.randn(16, 3, 128, 128, generator=generator, dtype=torch.float64).cuda()
         model.zero_grad(set_to_none=True)
-        loss = run(images, torch.arange(8, device="cuda"))
+        loss = run(images, torch.arange(16, device="cuda") % 10)
     assert run.is_captured
     memory = torch.cuda.max_memory_allocated()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -56,7 +56,7 @@ def test_a_captured_network_trains_the_same_in_less_memory(compiled: bool) -> No
         peaks.append(memory - before)
     for name, value in results[1].items():
         torch.testing.assert_close(results[0][name], value, rtol=1e-8, atol=1e-10, msg=name)
-    assert peaks[0] < 0.85 * peaks[1]
+    assert peaks[0] < 0.7 * peaks[1]
 
 
 class Dropping(nn.Module):
@@ -93,4 +93,4 @@ def test_random_numbers_are_drawn_again(compiled: bool) -> None:
             torch.testing.assert_close(product, loss)
         losses.add(loss.item())
     assert len(losses) == CALLS, "each call has random numbers of its own"
-    assert compiled or not run.is_captured, "a graph cannot draw the same random numbers again"
+    assert run.is_captured
