@@ -21,7 +21,7 @@ class StorageAway(RaydaliError):  # noqa: N818 (docs/own-loop.md promises the na
 
 
 class DivergedError(RaydaliError):
-    """Weights are NaN or infinite; the same steps would lead there again. The job fails: exit code 1."""
+    """Weights are NaN or infinite, or ranks differ twice; it would happen again. The job fails: exit code 1."""
 
 
 class StorageError(RaydaliError):
@@ -33,7 +33,7 @@ class TrainingError(RaydaliError):
 
 
 class NodeError(RaydaliError):
-    """A node cannot train though others can; the message says why. The run continues on the others if they suffice."""
+    """A node cannot train, or computes wrong; the message says why. The run continues on the others if they suffice."""
 
 
 class StartError(RaydaliError):

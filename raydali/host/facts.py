@@ -150,6 +150,16 @@ class GpuEnergy:
             return None
 
 
+def gpu_serial(uuid: str) -> str:
+    """Return a GPU's serial number in words, or else its UUID, which PyTorch gives."""
+    import pynvml as nvml
+
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        return f"serial number {nvml.nvmlDeviceGetSerial(nvml.nvmlDeviceGetHandleByUUID(f'GPU-{uuid}'))}"
+    return f"UUID {uuid}"
+
+
 def kernel_sees_gpu() -> bool:
     """Return whether there is a file /dev/nvidia*, also if CUDA finds no GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -35,6 +35,7 @@ PLACEMENT_OPTIONS = {
     "storage_timeout",
     "start_timeout",
     "keep_epochs",
+    "compare_ranks",
     "patience",
     "stop_after",
     "profile_steps",
@@ -103,6 +104,8 @@ class TrainingOptions(PlacementOptions):
     """Optimiser steps between checkpoints, in addition to one per epoch; 0: only one per epoch."""
     keep_epochs: Annotated[int, AT_LEAST_0] = 0
     """Keep the checkpoint of every N-th epoch permanently, in addition to the newest three; 0: only these three."""
+    compare_ranks: bool = True
+    """Compare the weights and momenta of all ranks before each checkpoint; if they differ, go back to the last one."""
     cache: str | None = None
     """DIR[:SIZE], a folder on a local disk of each node: samples of a bucket are kept there, shared out over the nodes,
     and read from the bucket once. Sizes such as 500G. Default without SIZE: the free space, less a margin."""

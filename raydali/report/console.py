@@ -15,6 +15,7 @@ from raydali.run.events import (
     OptionsChosen,
     Preemption,
     Quarantined,
+    RanksDiffer,
     Rehearsed,
     Resize,
     Resumed,
@@ -137,6 +138,8 @@ class Console:
                 self.warn(f"{event.path} cannot be written: {event.reason}; {CONTINUES}")
             case CheckpointRefused():
                 self.warn(f"{event.path} cannot be used: {event.reason}; trying the previous checkpoint")
+            case RanksDiffer(recomputed=True):  # otherwise the failure tells
+                self.warn(event.text)
             case Quarantined():
                 self._show_quarantined(event)
             case StorageRetried():

@@ -174,6 +174,28 @@ class CheckpointRefused(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksDiffer(Event):
+    """Ranks have different weights or momenta, so that no checkpoint of them is saved.
+
+    Attributes:
+        step: number of completed steps.
+        checksums, ranks: of each rank its checksum, and its node and device in words.
+        odd: the ranks that are wrong; empty if nothing tells which.
+        recomputed: whether only computing the steps again has told which are.
+        text: the event in words.
+    """
+
+    event = "ranks differ"
+    _optional = ("recomputed",)
+    step: int
+    checksums: Sequence[int]
+    ranks: Sequence[str]
+    odd: Sequence[int]
+    recomputed: bool = False
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Left(Event):
     """The workers are about to leave; a checkpoint covers every step up to this one."""
 

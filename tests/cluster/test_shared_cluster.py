@@ -174,3 +174,28 @@ def test_a_storage_that_is_away_is_waited_for(env: dict[str, str], tmp_path: Pat
     (failure,) = run.events("failure")
     assert (failure["cause"], failure["pause"]) == ("storage", 30)
     assert run.events("start")[0]["time"] - failure["time"] > 30
+
+
+@pytest.mark.parametrize("workers", [3, 2])
+def test_the_node_of_a_wrong_rank_is_left_out(env: dict[str, str], tmp_path: Path, workers: int) -> None:
+    """Of three ranks, the comparison tells it; of two, the same steps once more do."""
+    patch = f"""
+    from pathlib import Path
+    from tests.support.flipped_bits import plant
+    plant(session, rank=1, step=13, where="momentum", once=Path({str(tmp_path / "flipped")!r}))
+    """
+    options = ["--workers", f"{workers - 1}:{workers}", "--epochs", "3", "--checkpoint-every", "7"]
+    options += ["--global-batch-size", "96", "--max-failures", "1"]
+    with (
+        nodes(env, tmp_path / "ray", *[["1"]] * workers) as (using, ids),
+        job(using, tmp_path, *options, patch=patch) as run,
+    ):
+        assert run.process.wait(400) == 0, run.log.read_text()
+    differences, failures = run.events("ranks differ"), run.events("failure")
+    assert [(row["step"], row["odd"]) for row in differences] == [(14, []), (14, [1])][workers - 2 :]
+    (at_fault,) = [id[:8] for id in ids if id[:8] in differences[-1]["text"]]
+    assert [row["left_out"] for row in failures] == [[]] * (len(failures) - 1) + [[at_fault]]
+    starts = [(row["step"], row["world_size"]) for row in run.events("start", "resume")]
+    assert starts == [(0, workers), *[(7, workers)] * (len(failures) - 1), (7, workers - 1)]
+    assert mentions(run.log.read_text(), f"warning: rank 1 wrong {at_fault}")
+    assert mentions(run.log.read_text(), f"warning: no worker node {at_fault}")

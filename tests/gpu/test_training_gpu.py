@@ -65,3 +65,21 @@ def test_losses_are_the_same_on_one_and_two_gpus(tmp_path: Path) -> None:
         for workers in (1, 2)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--precision bf16 --compile --sync-bn",
+        "--precision fp16 --sync-bn --ema-decay 0.9 --clip-grad 1",
+        "--optimizer adamw --mixup 0.2 --clip-grad 1",
+        "--optimizer muon --compile",
+    ],
+)
+def test_two_gpus_never_differ(tmp_path: Path, options: str) -> None:
+    common = ["--epochs", "60", "--global-batch-size", "128", "--batch-size", "64", "--checkpoint-every", "5"]
+    run = finished_run(tmp_path, "two", "--gpu", "--workers", "2", *common, *options.split())
+    rows = run.rows("events.jsonl")
+    assert not [row for row in rows if row["event"] in ("ranks differ", "failure")]
+    assert len([row for row in rows if row["event"] == "start"]) == 1

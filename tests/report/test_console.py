@@ -12,6 +12,7 @@ from raydali.run.events import (
     Event,
     Failure,
     OptionsChosen,
+    RanksDiffer,
     Rehearsed,
     Resize,
     Resumed,
@@ -126,6 +127,10 @@ def test_a_loss_that_is_no_number_any_more_is_shown_as_it_is(output: Output) -> 
         (
             CheckpointRefused(path="/runs/a/checkpoint_000000009", reason="state.pt is missing"),
             "warning: /runs/a/checkpoint_000000009 state.pt is missing",
+        ),
+        (
+            RanksDiffer(step=9, checksums=[1, 2], ranks=["a", "b"], odd=[1], recomputed=True, text="b was wrong"),
+            "warning: b was wrong",
         ),
         (Resize(workers=1), "1 worker checkpoint"),
         (Resize(workers=3), "3 workers checkpoint"),

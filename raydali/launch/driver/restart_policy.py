@@ -1,7 +1,8 @@
 """Decides after a failure whether the run continues, after which pause, and without which nodes.
 
 the storage does not answer        continue after 30 s, doubling to 5 min, for --storage-timeout; not counted
-a node lacks the samples           continue without the node; not counted
+a node lacks the samples,          continue without the node, not counted; if the others do not suffice, the run ends,
+or its rank is wrong               or goes on with it as after any failure
 the same error twice at one step   on one node: continue without it, if others suffice; otherwise the run ends
 the same node twice in a row       continue without it, if others suffice, and for as long as they do
 any failure                        is counted up to --max-failures, with growing pauses, until the next checkpoint or
@@ -111,7 +112,8 @@ class RestartPolicy:
             at_fault = tuple(sorted({other.node_id for other in errors if other.node_fault}))
             if self._can_leave_out(at_fault):
                 return Decision(leave_out=at_fault, cause="node")
-            return Decision(stop_reason="the other nodes have no room for the workers")
+            if not error.step:
+                return Decision(stop_reason="the other nodes have no room for the workers")
         self._without_progress += 1
         nodes = {failure.places[rank][0] for rank in failure.killed if rank in failure.places}
         if error is not None:

@@ -14,6 +14,7 @@ from raydali.data.read.storage import reason
 from raydali.data.stream.stream import Stream
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.options.every_job import PLACEMENT_OPTIONS, TrainingOptions
@@ -63,6 +64,7 @@ class RunState:
     Args:
         trace: the trace of samples, if there is one.
         ceiling_of: the conditions of a ceiling; a ceiling that was measured under other conditions is not used.
+        ranks: compares the ranks before each checkpoint.
 
     Attributes:
         ceiling: images per second of all ranks together; None if it is not known.
@@ -85,10 +87,11 @@ class RunState:
         broken: BrokenSamples,
         trace: SampleTrace | None,
         ceiling_of: Mapping[str, str],
+        ranks: RankComparison,
     ) -> None:
         self._session, self._stream, self._broken, self._trace = session, stream, broken, trace
         self._worker, self._folder = session.worker, session.folder
-        self._ceiling_of = dict(ceiling_of)
+        self._ceiling_of, self._ranks = dict(ceiling_of), ranks
         self._segments: list[list[RankRecord]] = []
         self._unwritten: list[dict[str, Any]] = []
         self.parts: dict[str, Stateful] = {}
@@ -123,6 +126,7 @@ class RunState:
                 self.epochs = [{name: row[name] for name in ("epoch", "validation")} for row in rows]
                 self.metric = best_metric(self._folder)
                 drop_samples(self._folder, self._cursor.start)
+            self._ranks.resume()
         self._worker.barrier()
 
     def keep(self, model: nn.Module, statistics: RunningStatistics, others: Mapping[str, Stateful]) -> None:
@@ -180,13 +184,18 @@ class RunState:
             measured: returns this rank's record of the current epoch; it may wait for the device.
             best: see `best_of`.
             reference: samples of the validation of the epoch that ends here.
+
+        Raises:
+            NodeError, RuntimeError, DivergedError: see `RankComparison.check`.
         """
         done = self._cursor.done
         self._broken.exchange()
         self.statistics.average(self._worker)
         # Queued behind the last steps, before the host waits for these in `measured`.
         copy = self._copy(best) if self._worker.rank == 0 else None
+        checksum = self._ranks.checksum(self.parts.values())
         gathered = self._worker.gather((asdict(measured()), self._flush_trace()))
+        self._ranks.check(checksum, done)
         saved, self._cursor.saved = self._cursor.saved, done
         if copy is None:
             self._session.commit(done, None)

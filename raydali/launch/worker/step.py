@@ -14,6 +14,7 @@ from raydali.data.stream.counter_rng import keyed
 from raydali.data.stream.stream import MicroBatch
 from raydali.errors import UsageError
 from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.run_state import RunState, ceiling_conditions
 from raydali.launch.worker.session import Session
 from raydali.measure.memory import OUT_OF_MEMORY
@@ -43,7 +44,8 @@ class RunParts:
         self.broken = BrokenSamples(config, session, samples=samples)
         self.trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         conditions = ceiling_conditions(config, self.worker)
-        self.state = RunState(session, self.stream, self.broken, self.trace, conditions)
+        ranks = RankComparison(session, config.compare_ranks)
+        self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self.captures = config.cuda_graph and self.on_gpu
         self.differentiated: list[ForwardBackward] = []

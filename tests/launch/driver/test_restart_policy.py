@@ -140,3 +140,15 @@ def test_a_node_without_the_samples_is_excluded_at_once() -> None:
     missing = [error("6 of 8 samples are missing", 0, "b", node_fault=True)]
     assert restarts.failed(failure(), missing) == Decision(leave_out=("b",), cause="node")
     assert policy(nodes="ab", least=2).failed(failure(), missing).stop_reason is not None
+
+
+def test_the_node_of_a_wrong_rank_is_left_out_and_without_others_used_again() -> None:
+    wrong = [error("weights of rank 1 are wrong", 40, "b", node_fault=True), error("ended", 40)]
+    restarts = policy(limit=1, nodes="abc", least=2)
+    assert restarts.failed(failure(), wrong) == Decision(leave_out=("b",), cause="node")
+    restarts = policy(limit=1, nodes="ab", least=2)
+    assert restarts.failed(failure(), wrong) == Decision()
+    restarts.group_started(30)
+    assert restarts.failed(failure(), [error("the disk is full", 50)]).stop_reason is None
+    why = restarts.failed(failure(), [error("no memory", 35)]).stop_reason
+    assert why is not None and "--max-failures is 1" in why

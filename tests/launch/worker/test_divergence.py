@@ -10,6 +10,7 @@ import torch
 from jobs.imagenet import DIGITS, train
 from raydali.errors import DivergedError
 from raydali.launch.worker.bad_samples import BrokenSamples
+from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.run_state import RunState
 from raydali.measure.meter import EpochMeter
 from raydali.run.checkpoints import CheckpointStore
@@ -48,7 +49,8 @@ def state_of(tmp_path: Path) -> RunState:
     """Of a run on one rank that has just begun."""
     options = replace(DIGITS, epochs=3, batch_size=32, global_batch_size=32)
     session = LocalSession(folder_of(tmp_path))
-    return RunState(session, options.stream(1437), BrokenSamples(options, session, samples=1437), None, {})
+    broken, ranks = BrokenSamples(options, session, samples=1437), RankComparison(session, compares=True)
+    return RunState(session, options.stream(1437), broken, None, {}, ranks)
 
 
 def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
