@@ -102,6 +102,8 @@ class EpochMeter:
         clock: the clock of the stages.
         images, steps: their numbers since the last reset; a GPU may not have finished the last ones.
         replaced: number of broken samples that were replaced.
+        left_out: number of images in steps that were taken back.
+        loss_sum: the loss, added up over images, on the device.
         on_stage: called with the name of each stage that is entered, if it is set.
 
     Args:
@@ -131,7 +133,7 @@ class EpochMeter:
         # For the first step: seconds of the host's own work until now, and the start of the current part of this work.
         self._first_own_seconds = 0.0
         self._own_since: float | None = None
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Copies of the loss on the host: the one that `loss_so_far` has requested, and the last one that has arrived.
         self._loss_on_host = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self._begin()
@@ -139,7 +141,7 @@ class EpochMeter:
     def _begin(self) -> None:
         self._first_batch_seconds: float | None = None
         self._first_step_seconds: float | None = None
-        self.images = self.steps = self.replaced = 0
+        self.images = self.steps = self.replaced = self.left_out = 0
         self._sampled_exchanges: list[tuple[float, float]] = []  # seconds of an exchange, and of the rest of its step
         self._loss_asked: tuple[int, torch.cuda.Event | None] | None = None
         self._loss_got = 0.0, 0
@@ -180,7 +182,7 @@ class EpochMeter:
 
     def add(self, loss: torch.Tensor, images: int) -> None:
         """Count a micro-batch: its mean loss, still on the device, and its images. An all-reduce ends here."""
-        self._loss_sum += loss.detach() * images
+        self.loss_sum += loss.detach() * images
         self.images += images
         if self._exchanging:
             self._exchanging = False
@@ -232,8 +234,8 @@ class EpochMeter:
         return self._loss_got
 
     def _ask_for_loss(self) -> None:
-        self._loss_on_host.copy_(self._loss_sum, non_blocking=True)
-        there = torch.cuda.Event() if self._loss_sum.is_cuda else None
+        self._loss_on_host.copy_(self.loss_sum, non_blocking=True)
+        there = torch.cuda.Event() if self.loss_sum.is_cuda else None
         if there is not None:
             there.record()
         self._loss_asked = self.images, there
@@ -263,15 +265,16 @@ class EpochMeter:
             **self._who,
             **of_host,
             images=self.images,
-            loss_sum=self._loss_sum.item(),
+            loss_sum=self.loss_sum.item(),
             seconds=_without_validation(times),
             loader_wait_seconds=times.get("loader_wait", 0.0),
             step_seconds=stepped,
             checkpoint_seconds=times.get("checkpoint", 0.0),
             first_batch_seconds=self._first_batch_seconds,
             replaced=self.replaced,
+            left_out=self.left_out,
             storage=asdict(self._read) if self._read != Counts() else {},
-            memory=memory_of(self._loss_sum.device),
+            memory=memory_of(self.loss_sum.device),
             steps=self.steps,
             first_step_seconds=self._first_step_seconds,
             exchange_seconds=exchange,
@@ -284,7 +287,7 @@ class EpochMeter:
         """Begin a new epoch."""
         COUNTS.take_away(self._read)
         self.clock.reset()
-        self._loss_sum.zero_()
+        self.loss_sum.zero_()
         self._begin()
 
 

@@ -39,6 +39,8 @@ class RankRecord:
 
     replaced: int = 0
     """Number of broken samples that were replaced."""
+    left_out: int = 0
+    """Number of images in steps that were taken back, see `--on-bad-loss`. `loss_sum` lacks them."""
 
     storage: dict[str, int] = field(default_factory=dict)
     """What was read from buckets, validation included, see `read_counts.Counts`; empty if nothing was."""
@@ -157,6 +159,7 @@ def epoch_record(
 
     records = [record for segment in segments for record in segment]
     images, loss_sum = sum(record.images for record in records), sum(record.loss_sum for record in records)
+    left_out = sum(record.left_out for record in records)
     wall = sum(max(record.seconds for record in segment) for segment in segments)
     first_batches = [record.first_batch_seconds for record in records if record.first_batch_seconds is not None]
     wait = seconds("loader_wait_seconds")
@@ -186,11 +189,12 @@ def epoch_record(
         "gpu_busy": gpu_busy,
         "flops_per_image": flops_per_image,
         "mfu": _utilisation(segments, images * flops_per_image) if flops_per_image else None,
-        "loss": loss_sum / images if images else None,
+        "loss": loss_sum / (images - left_out) if images > left_out else None,
         "learning_rate": learning_rate,
         "validation": validation,
         "checkpoint_seconds": seconds("checkpoint_seconds"),
         "quarantined": quarantined,
+        "left_out": left_out,
         "storage": storage,
         "cached": _cached(storage) if storage and getattr(options, "cache", None) else None,
         "verdict": None,

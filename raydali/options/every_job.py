@@ -98,6 +98,9 @@ class TrainingOptions(PlacementOptions):
     """End the run when N validations in a row bring no better score. With a higher N it goes on. Default: no end."""
     stop_after: Annotated[int | None, AT_LEAST_1] = None
     """End after this number of epochs, on the course of the whole run: without the option, the same command goes on."""
+    on_bad_loss: Literal["stop", "skip", "warn"] = "warn"
+    """When loss or gradient of a step are not finite, or the loss exceeds the median of the last 64 steps by the median
+    itself and 20 median absolute deviations: warn and go on; skip: leave the global batch out; or stop the run."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: Annotated[int, AT_LEAST_0] = 0

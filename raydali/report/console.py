@@ -7,6 +7,7 @@ from rich.console import Console as RichConsole
 
 from raydali.report.progress_display import Display
 from raydali.run.events import (
+    BadLoss,
     CheckpointFailed,
     CheckpointRefused,
     Event,
@@ -142,6 +143,9 @@ class Console:
                 self.warn(event.text)
             case Quarantined():
                 self._show_quarantined(event)
+            case BadLoss():
+                effect = "it is left out" if event.left_out else "training goes on"
+                self.warn(f"step {event.step} is bad, {event.why}: {effect}; {event.command} shows it")
             case StorageRetried():
                 waited = f"{plural(len(event.ranks), 'rank')} waited {event.waited_seconds:.1f} s"
                 self.warn(f"{event.path} did not answer ({event.reason}): {waited}")

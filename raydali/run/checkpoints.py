@@ -27,6 +27,8 @@ from raydali.training.worker import Worker
 
 KEPT = 3
 """Number of the newest checkpoints to keep; older ones are deleted."""
+MOST_PROTECTED = 3
+"""Number of the first bad steps whose checkpoints are kept, see `CheckpointStore.protect`."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
 """The run ends after this number of consecutive failed saves if they also took this time."""
 
@@ -65,9 +67,15 @@ class CheckpointStore:
         self._unsaved: _Unsaved | None = None
         self._why, self._failures, self._failing_since = "", 0, 0.0
         self._is_first = True
+        self._protected: set[int] = set()
         self.error: BaseException | None = None
 
     # -- Saving
+
+    def protect(self, step: int) -> None:
+        """Keep the checkpoint of a step permanently, since a bad step follows; if it is one of the first such ones."""
+        if step and len(self._protected) < MOST_PROTECTED:
+            self._protected.add(step)
 
     def save(
         self,
@@ -181,7 +189,8 @@ class CheckpointStore:
             for name in newest_first(self._folder):
                 if self._folder.exists(f"{name}/{MANIFEST}"):
                     complete += 1
-                    if complete <= KEPT or self._is_kept(step_of(name)):
+                    kept = self._is_kept(step_of(name)) or step_of(name) in self._protected
+                    if complete <= KEPT or kept:
                         continue
                     self._folder.remove(f"{name}/{MANIFEST}")  # first, so that the rest counts as incomplete
                 elif step_of(name) > step:

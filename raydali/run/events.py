@@ -135,6 +135,28 @@ class Quarantined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BadLoss(Event):
+    """A step has a bad loss or gradient, see `training.bad_losses`.
+
+    Attributes:
+        why: what is bad, such as "its loss is nan".
+        loss, gradient_norm: of its global batch.
+        left_out: whether the step was taken back.
+        checkpoint: the step of the newest checkpoint before it, which is kept; 0: there is none.
+        command: shows the step again.
+    """
+
+    event = "bad loss"
+    step: int
+    why: str
+    loss: float
+    gradient_norm: float
+    left_out: bool
+    checkpoint: int
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StorageRetried(Event):
     """A storage of samples did not answer for a while, and then answered again."""
 

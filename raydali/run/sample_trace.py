@@ -20,6 +20,7 @@ SCHEMA = pa.schema(
         ("id", pa.int64()),
         ("replaced_by", pa.int64()),
         ("repeat", pa.int32()),
+        ("loss", pa.float64()),
     ]
 )
 
@@ -30,13 +31,17 @@ class SampleTrace:
     """The trace of one rank, which is written to a file before each checkpoint.
 
     A row has step (global batch), epoch, rank, micro_batch (index in the global batch), id, replaced_by (null unless
-    the sample is broken), and repeat (how often the id came before in its cycle of epochs). The rows of a micro-batch
-    have the order of the stream.
+    the sample is broken), repeat (how often the id came before in its cycle of epochs), and loss (of the global batch).
+    The rows of a micro-batch have the order of the stream.
+
+    Attributes:
+        losses: the losses of the global batches that are known.
     """
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._folder, self._rank = folder, rank
         self._micro_batches: list[MicroBatch] = []
+        self.losses: dict[int, float] = {}
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch that was trained on."""
@@ -64,12 +69,13 @@ class SampleTrace:
             ids,
             pa.array(replaced_by, pa.int64(), mask=replaced_by == -1),
             np.concatenate([np.zeros_like(batch.ids) if batch.repeats is None else batch.repeats for batch in batches]),
+            np.repeat([self.losses.get(batch.step, np.nan) for batch in batches], sizes),
         ]
         sink = io.BytesIO()
         parquet.write_table(pa.table(columns, schema=SCHEMA), sink)
         first, last = batches[0].step, batches[-1].step
         self._folder.write(f"samples/step-{first:09d}-{last:09d}-rank-{self._rank:05d}.parquet", sink.getvalue())
-        self._micro_batches = []
+        self._micro_batches, self.losses = [], {}
 
 
 def drop_samples(folder: RunFolder, step: int) -> None:

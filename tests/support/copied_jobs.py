@@ -30,13 +30,22 @@ def changed_copy(name: str, changes: Changes, folder: Path) -> Path:
 
 def trained_copy(file: Path, storage: Path, *, stop_at: int | None = None, **options: Any) -> RunFolder:
     """Train the job in a file with these options, besides those of its demo, and return the run's folder."""
+    job, config, data = opened(file, **options)
+    run = begun(job, config, data, storage)
+    train_rank(job.train, config, data, run, stop_at)
+    return run
+
+
+def opened(file: Path, **options: Any) -> tuple[Job[Any], Any, Any]:
+    """Return the job in a file, its options, these besides those of its demo, and its data."""
     job: Job[Any] = load_job(file)
     options = {"ceiling": False, **options}
     config: Any = resolve(job.config(**options) if job.demo is None else replace(job.demo, **options), {})
-    data = job.open_data(config)
-    module = sys.modules[job.config.__module__]
-    train = data.train
+    return job, config, job.open_data(config)
+
+
+def begun(job: Job[Any], config: Any, data: Any, storage: Path) -> RunFolder:
+    """Return the folder of a run of this job, as the driver leaves it before the first step."""
+    module, train = sys.modules[job.config.__module__], data.train
     facts = {"samples": len(train), "fingerprint": train.fingerprint, "first_label": getattr(train, "first_label", 0)}
-    run = started_run(storage, module, config, getattr(train, "classes", ()), **facts)
-    train_rank(job.train, config, data, run, stop_at)
-    return run
+    return started_run(storage, module, config, getattr(train, "classes", ()), **facts)

@@ -17,10 +17,13 @@ from ray.util.metrics import Counter, Gauge
 
 from raydali.data.load.loader import Loader
 from raydali.data.stream.class_mixing import useful_block
+from raydali.errors import DivergedError
 from raydali.launch.worker.step import RunParts
 from raydali.measure.flops import peak_flops
 from raydali.measure.meter import EpochMeter, LiveMetrics
-from raydali.measure.records import Figures, epoch_record
+from raydali.measure.records import Figures, RankRecord, epoch_record
+from raydali.run.events import BadLoss
+from raydali.run.find import name_of
 from raydali.run.messages import EpochEnded
 from raydali.training.profiling import StepTrace
 
@@ -68,6 +71,7 @@ class RunMeter:
         )
         self._share_ceiling()
         self.profiler = self._new_profiler()
+        self._last_bad = -2
 
     def _share_ceiling(self) -> None:
         """Compare live figures with this rank's part of the ceiling."""
@@ -102,7 +106,7 @@ class RunMeter:
         """
         run, step = self._run, self._run.session.cursor.done
         run.broken.exchange()
-        segments = run.state.gather(self.meter.record())
+        segments = run.state.gather(self.record())
         self.live.end_epoch()
         record = epoch_record(
             segments,
@@ -121,6 +125,38 @@ class RunMeter:
         run.state.add_epoch(record)
         run.session.emit_once(EpochEnded(record))
         return record
+
+    def record(self) -> RankRecord:
+        """Return the meter's record, after all steps are judged. It waits for the device."""
+        self.judge(wait=True)
+        return self.meter.record()
+
+    def judge(self, *, wait: bool = False) -> None:
+        """Tell of bad steps that are newly known; with `wait` of all, for which it waits. All ranks must call it.
+
+        Raises:
+            DivergedError: a step is bad, and `--on-bad-loss` is stop; on all ranks.
+        """
+        run, session, skips = self._run, self._run.session, self._run.watch.skips
+        for step, loss, norm, is_bad in run.watch.judged(wait=wait):
+            if run.trace is not None:
+                run.trace.losses[step] = loss
+            in_a_row, self._last_bad = step == self._last_bad + 1, step if is_bad else self._last_bad
+            if skips:
+                self.meter.left_out += is_bad * run.micro_batches * run.config.batch_size
+            if not is_bad or (in_a_row and not skips):  # if weights are not finite, no loss is any more
+                continue
+            before, why = session.cursor.saved, f"its loss is {loss:.4g} and its gradient norm {norm:.4g}"
+            session.checkpoints.protect(before)
+            command = f"raydali replay {session.folder} --step {step}"
+            facts: dict[str, Any] = {"step": step, "loss": loss, "gradient_norm": norm, "checkpoint": before}
+            session.emit_once(BadLoss(**facts, why=why, left_out=skips, command=command))
+            if run.config.on_bad_loss == "stop":
+                resumed = f"from {name_of(before)}" if before else "from the start"
+                raise DivergedError(
+                    f"step {step} is bad, {why}: see {command}; with --on-bad-loss skip, the same command goes on "
+                    f"{resumed} without it"
+                )
 
     def begin_epoch(self) -> None:
         """Measure the next epoch, for which the ceiling may be another one."""

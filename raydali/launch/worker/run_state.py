@@ -18,7 +18,8 @@ from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.session import Session
 from raydali.measure.records import RankRecord, segment_of
 from raydali.options.every_job import PLACEMENT_OPTIONS, TrainingOptions
-from raydali.run.folder import EPOCHS
+from raydali.run.events import BadLoss
+from raydali.run.folder import EPOCHS, EVENTS
 from raydali.run.model_file import BestWeights, best_metric
 from raydali.run.sample_trace import SampleTrace, drop_samples
 from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite
@@ -125,6 +126,9 @@ class RunState:
                 rows = self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 self.epochs = [{name: row[name] for name in ("epoch", "validation")} for row in rows]
                 self.metric = best_metric(self._folder)
+                for row in self._folder.rows(EVENTS):
+                    if row["event"] == BadLoss.event:
+                        self._session.checkpoints.protect(row["checkpoint"])
                 drop_samples(self._folder, self._cursor.start)
             self._ranks.resume()
         self._worker.barrier()

@@ -16,6 +16,7 @@ from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Notice, Resumed, Started
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message, Progress, RankFigures, RankWarning
+from raydali.training.bad_losses import LossWatch
 from raydali.training.weights.matching import MatchedWeights
 from raydali.training.worker import Worker
 
@@ -71,6 +72,7 @@ class Session:
         most_epochs: number of epochs after which the training loop ends at the latest.
         early_end: why it has ended before the run's last epoch; None if it has not.
         parameters: number of the model's parameters.
+        loss_watch: makes what watches the losses of steps.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Session:
         self.most_epochs: int | None = None
         self.early_end: str | None = None
         self.checkpoints = CheckpointStore(folder, worker, self.emit, is_kept)
+        self.loss_watch: Callable[..., LossWatch] = LossWatch
         self._batches_before, self._last_progress = 0, 0.0
         self._driver_notice: Notice | None = None
 

@@ -21,6 +21,7 @@ from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.measure.meter import EpochMeter
 from raydali.options.every_job import TrainingOptions
 from raydali.run.sample_trace import SampleTrace
+from raydali.training.bad_losses import LossWatch
 from raydali.training.evaluation.validation import ValidationForward
 from raydali.training.forward_backward import ForwardBackward, Precision
 
@@ -34,6 +35,7 @@ class RunParts:
         micro_batches: number of micro-batches of a global batch that this rank trains on.
         captures: whether forward and backward of a micro-batch are one CUDA graph.
         differentiated: the functions that the steps call, which the job adds.
+        watch: watches the losses of steps.
         inferences: what the validation computes, with the name of its input; the job adds them, the warm-up takes them.
     """
 
@@ -50,6 +52,12 @@ class RunParts:
         self.captures = config.cuda_graph and self.on_gpu
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
+        self.watch: LossWatch = session.loss_watch(
+            self.worker,
+            self.precision,
+            micro_batches=self.stream.micro_batches_per_step,
+            skips=config.on_bad_loss == "skip",
+        )
 
 
 class Step:
@@ -105,6 +113,8 @@ class Step:
             batch = next(self._batches)
             meter.first_batch()
             meter.enter("step")
+            if index == 0 and not self.is_warm_up:
+                run.watch.begin_step(self.index, run.state.parts.values(), meter.loss_sum)
             if allreduce is not None:
                 allreduce.expect(meter if index == run.micro_batches - 1 else None)
             if run.micro_batches > 1:
@@ -148,6 +158,8 @@ class Step:
             raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}")
         if run.micro_batches > 1:
             run.state.statistics.end_micro_batch(index)
+        if not self.is_warm_up:
+            run.watch.after_backward(batch, differentiated, inputs, loss)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None
@@ -179,14 +191,20 @@ class Step:
         if run.state.snapshots.copied is not None:
             run.state.snapshots.before_update()
         self._updated = True
-        scaler = run.precision.scaler
+        scaler, parameters = run.precision.scaler, [*run.state.model.parameters()]
+        scaler.unscale_(optimizer)
         if max_norm is not None:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(run.state.model.parameters(), max_norm)
+            norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        else:
+            norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        if not self.is_warm_up:
+            run.watch.before_update(norm)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
             average.update_parameters(run.state.model)
+        if not self.is_warm_up:
+            run.watch.after_update()
         optimizer.zero_grad(set_to_none=True)
         self._meter.enter("loop")
         if self._on_update is not None:

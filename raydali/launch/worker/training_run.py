@@ -133,7 +133,8 @@ class TrainingRun:
         """
         mine, every = self._run.micro_batches, self.stream.micro_batches_per_step
         statistics = RunningStatistics(model, micro_batches=mine, all_micro_batches=every)
-        parts = {"optimizer": optimizer, "scaler": self.precision.scaler, **others}
+        own: dict[str, Stateful] = {"scaler": self.precision.scaler, "losses": self._run.watch.window}
+        parts = {"optimizer": optimizer, **own, **others}
         self._session.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._state.keep(model, statistics, {name: part for name, part in parts.items() if part is not None})
         start_clock.mark("model")
@@ -289,6 +290,7 @@ class TrainingRun:
                 self._run.trace.add(micro_batch)
         cursor.done += 1
         meter.end_step()
+        self._measured.judge()
         self._run.broken.after_step(cursor.done)
         if cursor.done == cursor.start + 1:
             start_clock.mark("first step")
@@ -329,7 +331,7 @@ class TrainingRun:
     def _checkpoint(self, *, waits: bool = False) -> None:
         """Save a checkpoint, at the end of an epoch with what its validation left, and wait until it is written."""
         with self._measured.meter.stage("checkpoint"):
-            self._state.save(self._measured.meter.record, self._best, self._reference)
+            self._state.save(self._measured.record, self._best, self._reference)
             if waits:
                 self._wait_for_checkpoint()
         self._record = self._best = self._reference = None

@@ -9,6 +9,7 @@ import pytest
 
 from raydali.report.html.event_table import event, event_table
 from raydali.run.events import (
+    BadLoss,
     CeilingMeasured,
     CheckpointFailed,
     CheckpointRefused,
@@ -50,6 +51,18 @@ EVENTS: list[tuple[Event, list[str]]] = [
     (
         StorageRetried(path="s3://a", reason="refused", waited_seconds=61.503456, ranks=[0, 1]),
         ["s3://a", "61.5 s", "refused"],
+    ),
+    (
+        BadLoss(
+            step=40,
+            why="its loss is nan",
+            loss=float("nan"),
+            gradient_norm=1.0,
+            left_out=True,
+            checkpoint=32,
+            command="raydali replay r",
+        ),
+        ["40", "nan", "left out: yes", "raydali replay r"],
     ),
     (FirstCheckpoint(step=40), ["first checkpoint", "40"]),
     (CheckpointFailed(step=40, path="/run/a", reason="disk full", in_a_row=2), ["/run/a", "disk full"]),

@@ -1,0 +1,85 @@
+"""Digits with a uniform picture and a mislabeled one, and a job of one's own whose loss is NaN for the former."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from jobs.imagenet import open_data
+from raydali.data.builtin.digits import digits_folder
+from raydali.run.events import BadLoss
+from raydali.run.folder import RunFolder
+from tests.support.copied_jobs import begun, opened
+from tests.support.digits import SHORT, every_third
+from tests.support.job_ranks import undisturbed
+from tests.support.ranks import LocalSession, run_ranks
+
+STANDARDISED = {
+    "criterion(trained(images), labels)": "criterion(trained(standardised(images)), labels)",
+    "def build_model(": """def standardised(images):
+    import torch
+
+    images = images.to(torch.get_default_dtype())
+    mean, std = (of(images, (1, 2, 3), keepdim=True) for of in (torch.mean, torch.std))
+    return (images - mean) / std * 64 + 128
+
+
+def build_model(""",
+}
+"""Changes of a copy of jobs/imagenet.py: a uniform picture has the deviation 0, and its loss is NaN."""
+PLANTED = {"uniform": "train/3/uniform.png", "mislabeled": "train/0/mislabeled.png"}
+OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 16, "global_batch_size": 96, "trace_samples": True}
+
+
+def planted_digits(root: Path) -> Path:
+    """Make class folders of 481 digits to train on; the mislabeled one is a one among the zeros."""
+    every_third(digits_folder(), root)
+    Image.new("RGB", (32, 32), (128, 128, 128)).save(root / PLANTED["uniform"])
+    one = min((root / "train" / "1").iterdir())
+    (root / PLANTED["mislabeled"]).write_bytes(one.read_bytes())
+    return root
+
+
+def id_of(source: Any, planted: str) -> int:
+    """The id of a planted picture."""
+    return next(id for id in range(len(source)) if source.path(id).endswith(PLANTED[planted]))
+
+
+def steps_of(root: Path, planted: str, **options: Any) -> list[int]:
+    """The steps that have a planted picture."""
+    config = replace(SHORT, data=str(root), **options)
+    source = open_data(config).train
+    stream, id = config.stream(len(source)), id_of(source, planted)
+    return [batch.step for batch in stream.micro_batches(0, 1) if id in batch.ids]
+
+
+def planted_run(
+    file: Path, root: Path, storage: Path, *, workers: int = 1, stop_at: int | None = None, **options: Any
+) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Train the job in a file on the planted digits; return the events of bad losses, and the weights, of each rank.
+
+    The run is `storage`/run; a second call resumes it.
+    """
+    options = {**OPTIONS, "data": str(root), **options}
+    run = RunFolder(str(storage), "run")
+    if not run.exists("config.json"):
+        begun(*opened(file, **options), storage)
+    return run_ranks(workers, partial(_train, stop_at=stop_at, **options), file, run)
+
+
+def _train(file: Path, run: RunFolder, *, stop_at: int | None, **options: Any) -> tuple[Any, Any]:
+    job, config, data = opened(file, **options)
+    session = LocalSession(run, stop_at=stop_at)
+    try:
+        with undisturbed():
+            job.train(config, data, session)
+        session.checkpoints.finish()
+    finally:
+        for row in session.rows if session.worker.rank == 0 else ():  # as the driver
+            run.append("events.jsonl", row)
+    state = session.checkpoints.newest()
+    assert state is not None
+    rows = [message.row() for message in session.messages if isinstance(message, BadLoss)]
+    return rows, {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
