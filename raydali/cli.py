@@ -34,6 +34,7 @@ from raydali.commands.jobs import New, Plan, Train
 from raydali.commands.predict import Predict
 from raydali.commands.prepare import Prepare
 from raydali.commands.preview import Preview
+from raydali.commands.replay import Replay
 from raydali.commands.report import Report
 from raydali.commands.verify import Verify
 from raydali.data.read.storage import refuse_secrets
@@ -64,7 +65,9 @@ BENCHES = LoaderBench, StrategiesBench, TrainBench, VideoBench
 COMMANDS = {
     **_by_name(*BENCHES, group="bench "),
     **_by_name(Up, Down, Status, group="cluster "),
-    **_by_name(Completion, Doctor, Evaluate, Export, New, Plan, Predict, Prepare, Preview, Report, Train, Verify),
+    **_by_name(
+        Completion, Doctor, Evaluate, Export, New, Plan, Predict, Prepare, Preview, Replay, Report, Train, Verify
+    ),
 }
 """The options of each command, by what the user types."""
 

@@ -28,7 +28,7 @@ RAYDALI = str(Path(sys.executable).with_name("raydali"))
 COMMANDS = {
     "": (
         *("bench", "cluster", "completion", "doctor", "evaluate", "export", "new", "predict", "prepare"),
-        *("plan", "preview", "report", "train", "verify"),
+        *("plan", "preview", "replay", "report", "train", "verify"),
     ),
     "bench": ("loader", "strategies", "train", "video"),
     "cluster": ("up", "down", "status"),

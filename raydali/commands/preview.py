@@ -73,7 +73,7 @@ def main(options: Preview) -> None:
     require_writable("--output", options.output)
     if ending not in (".png", ".html"):
         raise UsageError(f"--output must end in .png or .html, not {options.output}")
-    device = _device(options)
+    device = device_of(options.device)
     for name, most in (("workers", MAX_WORKERS), ("show", MAX_SHOWN)):
         if not 1 <= getattr(options, name) <= most:
             raise UsageError(f"--{name} must be from 1 to {most}, not {getattr(options, name)}")
@@ -84,10 +84,10 @@ def main(options: Preview) -> None:
         raise DataError(f"{sheet.verdict}: each must occur once")
 
 
-def _device(options: Preview) -> str:
-    """Return the device's name in torch."""
+def device_of(asked: str | None) -> str:
+    """Return the name in torch of the device that --device asks for."""
     available = len(gpu_names())
-    asked = options.device or ("0" if available else "cpu")
+    asked = asked or ("0" if available else "cpu")
     if asked == "cpu":
         return asked
     if not asked.isdecimal():
@@ -180,14 +180,14 @@ def _pictures(source: Source, batch: "Batch", name: str, most: int) -> list["Pic
     images, ids = batch[name][:most], batch.ids.tolist()
     if images.dim() == 5:  # the middle frames of clips
         images = images[:, :, images.shape[2] // 2]
-    labels = _names(classes_of(source), batch.tensors.get("labels"), len(ids))
+    labels = class_names(classes_of(source), batch.tensors.get("labels"), len(ids))
     return [
         Picture(image, label, [f"id {id}"], source.path(id))
         for image, id, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), ids, labels, strict=False)
     ]
 
 
-def _names(classes: Sequence[str], labels: "torch.Tensor | None", count: int) -> list[str]:
+def class_names(classes: Sequence[str], labels: "torch.Tensor | None", count: int) -> list[str]:
     """Return the name of the class of each sample, or of all its labels; empty if it has none."""
     if labels is not None and labels.dim() == 1:
         return [classes[label] for label in labels.tolist()]

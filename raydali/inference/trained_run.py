@@ -134,21 +134,31 @@ def open_run(run: str | FoundRun, checkpoint: Checkpoint = "best", job: str | No
         UsageError: it is no run, has no weights yet, or its job cannot be found.
     """
     located = run if isinstance(run, FoundRun) else found_run(run, job)
-    folder, options = located.folder, located.job.config
+    folder = located.folder
     try:
         weights = _best(folder, located.facts) if checkpoint == "best" else _newest(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read ({reason(error)[:60]}): check the storage") from error
-    settings = defaults_of(options) | read_settings(folder)
+    config, settings = options_of(located)
+    return TrainedRun(**vars(located), config=config, settings=settings, weights=weights)
+
+
+def options_of(run: FoundRun) -> tuple[Any, dict[str, Any]]:
+    """Return the options of a run, of its job's class, and its config.json with defaults for what it lacks.
+
+    Raises:
+        UsageError: the job has other options.
+    """
+    options = run.job.config
+    settings = defaults_of(options) | read_settings(run.folder)
     names = {option.name for option in fields(options)}
     values = {name: _as_tuples(value) for name, value in settings.items() if name in names}
     try:
-        config = resolve(options(**values), settings)
+        return resolve(options(**values), settings), settings
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
+            f"{run.folder}/{CONFIG} has other settings than the job ({str(error)[:60]}): give --job"
         ) from error
-    return TrainedRun(**vars(located), config=config, settings=settings, weights=weights)
 
 
 def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)

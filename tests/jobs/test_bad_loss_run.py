@@ -11,10 +11,10 @@ from raydali.run.checkpoints import KEPT
 from raydali.run.events import BadLoss
 from raydali.run.find import newest_first, step_of
 from raydali.run.folder import RunFolder
-from raydali.training.checkpoint_file import load_verified, tensors_in
+from raydali.training.checkpoint_file import tensors_in
 from tests.support.copied_jobs import changed_copy
 from tests.support.messages import mentions
-from tests.support.planted_pictures import STANDARDISED, planted_digits, planted_run, steps_of
+from tests.support.planted_pictures import STANDARDISED, planted_digits, planted_run, state_after, steps_of
 from tests.support.ranks import Stopped
 
 EARLY: dict[str, Any] = {"checkpoint_every": 1, "ema_decay": 0.9, "optimizer": "adamw", "learning_rate": 0.001}
@@ -28,13 +28,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed_copy("imagenet", STANDARDISED, tmp_path_factory.mktemp("job"))
-
-
-def state_after(folder: RunFolder, step: int) -> dict[str, Any]:
-    name = f"checkpoint_{step:09d}"
-    contents = folder.read(f"{name}/manifest.json")
-    state: dict[str, Any] = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)["state"]
-    return state
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from jobs.imagenet import open_data
 from raydali.data.builtin.digits import digits_folder
 from raydali.run.events import BadLoss
 from raydali.run.folder import RunFolder
+from raydali.training.checkpoint_file import load_verified
 from tests.support.copied_jobs import begun, opened
 from tests.support.digits import SHORT, every_third
 from tests.support.job_ranks import undisturbed
@@ -56,7 +58,14 @@ def steps_of(root: Path, planted: str, **options: Any) -> list[int]:
 
 
 def planted_run(
-    file: Path, root: Path, storage: Path, *, workers: int = 1, stop_at: int | None = None, **options: Any
+    file: Path,
+    root: Path,
+    storage: Path,
+    *,
+    workers: int = 1,
+    stop_at: int | None = None,
+    device: str = "cpu",
+    **options: Any,
 ) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
     """Train the job in a file on the planted digits; return the events of bad losses, and the weights, of each rank.
 
@@ -66,12 +75,12 @@ def planted_run(
     run = RunFolder(str(storage), "run")
     if not run.exists("config.json"):
         begun(*opened(file, **options), storage)
-    return run_ranks(workers, partial(_train, stop_at=stop_at, **options), file, run)
+    return run_ranks(workers, partial(_train, stop_at=stop_at, device=device, **options), file, run)
 
 
-def _train(file: Path, run: RunFolder, *, stop_at: int | None, **options: Any) -> tuple[Any, Any]:
+def _train(file: Path, run: RunFolder, *, stop_at: int | None, device: str, **options: Any) -> tuple[Any, Any]:
     job, config, data = opened(file, **options)
-    session = LocalSession(run, stop_at=stop_at)
+    session = LocalSession(run, stop_at=stop_at, device=torch.device(device))
     try:
         with undisturbed():
             job.train(config, data, session)
@@ -83,3 +92,11 @@ def _train(file: Path, run: RunFolder, *, stop_at: int | None, **options: Any) -
     assert state is not None
     rows = [message.row() for message in session.messages if isinstance(message, BadLoss)]
     return rows, {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}
+
+
+def state_after(folder: RunFolder, step: int) -> dict[str, Any]:
+    """The parts of the state in the checkpoint after this number of steps."""
+    name = f"checkpoint_{step:09d}"
+    contents = folder.read(f"{name}/manifest.json")
+    state: dict[str, Any] = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)["state"]
+    return state

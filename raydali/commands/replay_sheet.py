@@ -1,0 +1,84 @@
+"""Draws the micro-batches of a step as the network got them, for `raydali replay`: boxes and masks are drawn in."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raydali.commands.preview import class_names
+from raydali.data.index.source import Source, classes_of
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+
+def rank_of_loss(loss: float | None) -> float:
+    """Return the key by which the worst loss is the first: one that is not finite before the largest one."""
+    return 0.0 if loss is None else -loss if math.isfinite(loss) else -math.inf
+
+
+def replay_sheet(
+    title: str,
+    facts: Sequence[str],
+    micro_batches: Sequence[Mapping[str, Any]],
+    source: Source | None,
+    most: int,
+) -> bytes | None:
+    """Return a sheet of the pictures of each micro-batch with the largest losses, as a PNG; None if it has no pictures.
+
+    Args:
+        title: the line above them.
+        facts: the lines below that.
+        micro_batches: their rows, see `replayed`.
+        source: of the samples.
+        most: number of pictures of a micro-batch.
+    """
+    from raydali.report.contact_sheet import Picture, Row, Sheet, as_png
+
+    rows = []
+    for row in micro_batches:
+        if not (inputs := row.get("inputs")) or getattr(inputs[0], "ndim", 0) not in (4, 5):
+            return None
+        samples, tensors = row["samples"], row["tensors"]
+        worst = sorted(range(len(samples)), key=lambda place: rank_of_loss(samples[place]["loss"]))[:most]
+        of_images = None if "boxes" in tensors else tensors.get("labels")
+        labels = class_names(classes_of(source) if source is not None else (), of_images, len(samples))
+        pictures = []
+        for place in worst:
+            loss = samples[place]["loss"]
+            lines = [f"id {samples[place]['id']}", "" if loss is None else f"loss {loss:.4g}"]
+            pictures.append(Picture(_drawn(row, place), labels[place], lines, samples[place]["path"] or ""))
+        rows.append(Row(f"batch {row['micro_batch']}", f"loss {row['loss']:.4g}", pictures))
+    return as_png(Sheet(title, facts, rows))
+
+
+def _drawn(row: Mapping[str, Any], place: int) -> "NDArray[Any]":
+    """Return the picture of a sample with its boxes, and beside it what else of its inputs has its size."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+
+    from raydali.data.tasks.detection import PADDING
+
+    panels = [_pixels(each[place]) for each in row["inputs"] if getattr(each, "ndim", 0) > 2]
+    image = Image.fromarray(panels[0])
+    boxes, labels = (row["tensors"].get(name) for name in ("boxes", "labels"))
+    if boxes is not None and labels is not None and labels.ndim == 2:
+        for box in boxes[place][labels[place] != PADDING].tolist():
+            if all(map(math.isfinite, box)):
+                left, top, right, bottom = box
+                ImageDraw.Draw(image).rectangle((left, top, max(left, right), max(top, bottom)), outline="#00ff00")
+    size = panels[0].shape
+    return np.concatenate([np.asarray(image), *(panel for panel in panels[1:] if panel.shape == size)], 1)
+
+
+def _pixels(tensor: "torch.Tensor") -> "NDArray[Any]":
+    """Return an image (C, H, W), the middle one of a clip (C, T, H, W), or a mask (1, H, W) or (H, W), as 8-bit RGB."""
+    import numpy as np
+
+    from raydali.inference.task_results.segmentation import colour_of
+
+    values = tensor[:, tensor.shape[1] // 2] if tensor.ndim == 4 else tensor
+    pixels = values.double().nan_to_num().round().clamp(0, 255).byte().cpu().numpy()
+    if pixels.ndim == 2 or len(pixels) < 3:
+        return colour_of(pixels if pixels.ndim == 2 else pixels[0])
+    return np.moveaxis(pixels[:3], 0, -1)

@@ -1,0 +1,144 @@
+"""Makes steps of a run again, for `raydali replay`: from a checkpoint before them, with the run's job and data."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from raydali.data.index.source import Source, TrainAndVal, class_labels, classes_of
+from raydali.data.tasks.pipeline import Pipeline
+from raydali.errors import UsageError
+from raydali.extras import default_loader
+from raydali.host.cpu_times import usable_cores
+from raydali.host.facts import versions
+from raydali.host.hardware import has_bf16
+from raydali.inference.job_module import FoundRun
+from raydali.launch.driver.starting_weights import read_starting_weights
+from raydali.launch.worker.replay_session import Row, replayed, row_of
+from raydali.options.every_job import TrainingOptions
+from raydali.options.subjects import StartingWeightsOptions
+from raydali.run.data_contents import compared_contents
+from raydali.run.find import MANIFEST, name_of, newest_first, step_of
+from raydali.run.folder import EVENTS, RunFolder
+from raydali.text import plural
+from raydali.training.checkpoint_file import load_verified
+from raydali.training.weights.matching import match
+from raydali.training.worker import Worker
+
+
+def start_of(run: FoundRun, step: int) -> Mapping[str, Any]:
+    """Return the event of the start or resume by which the workers of a step began; empty if there is none."""
+    rows = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume") and row["step"] <= step]
+    return rows[-1] if rows else {}
+
+
+def why_other(run: FoundRun, config: TrainingOptions, begun: Mapping[str, Any], device: str) -> Iterator[str]:
+    """Yield why losses may be others than in the run."""
+    if run.unchanged is False:
+        yield f"{run.file.name} has changed since the run began"
+    there, here = (facts.get("torch") for facts in (begun.get("versions", {}), versions()))
+    if there not in (None, here):
+        yield f"the run used PyTorch {there}, and this is {here}"
+    if begun.get("device", device[:4]) != device[:4]:
+        yield f"the run trained on {begun['device']}, and this is {device}, where sums and decoders round otherwise"
+    if config.sync_bn and begun.get("world_size", 1) > 1:
+        yield "SyncBatchNorm had the statistics of all workers, and each micro-batch has its own here"
+
+
+def checked_data(
+    run: FoundRun, config: TrainingOptions, settings: Mapping[str, Any], notes: list[str]
+) -> TrainAndVal[Any]:
+    """Return the run's data, and note which files have changed.
+
+    Raises:
+        UsageError: the data are others, or not at hand.
+    """
+    data: TrainAndVal[Any] = run.job.open_data(config)
+    if (len(data.train), data.train.fingerprint) != (settings["samples"], settings["fingerprint"]):
+        raise UsageError(
+            f"the data have {plural(len(data.train), 'sample')} with other names or labels than the run's "
+            f"{settings['samples']}: give the run's by --data"
+        )
+    changed, _ = compared_contents(run.folder, (data.train,))
+    if changed:
+        notes.append(f"other contents than when the run read them have {changed}")
+    return data
+
+
+def made_again(
+    run: FoundRun,
+    config: TrainingOptions,
+    data: TrainAndVal[Any],
+    steps: range,
+    device: str,
+    notes: list[str],
+) -> list[Row]:
+    """Train again from a checkpoint, and return the steps."""
+    worker = Worker.join(torch.device(device), cpus=usable_cores(), node="")
+    precision = config.precision
+    if device == "cpu" and (precision == "fp16" or (precision == "bf16" and not has_bf16(worker.device))):
+        notes.append(f"the run trained in {precision}, and this CPU computes in fp32")
+        precision = "fp32"
+    changes: dict[str, Any] = {
+        **dict.fromkeys(("compile", "fused", "cuda_graph", "ceiling", "trace_samples"), False),
+        **dict.fromkeys(("profile_steps", "patience", "stop_after", "cache")),
+        "precision": precision,
+        "on_bad_loss": "skip" if config.on_bad_loss == "skip" else "warn",
+        "checkpoint_every": 0,
+        "validate_every": config.epochs,
+        "loader": config.loader or default_loader(),
+    }
+    config = replace(config, **changes)
+    begin, checkpoint = _checkpoint(run.folder, steps.start)
+    weights, origin = None, name_of(begin) if begin else "the start"
+    if begin > steps.start:
+        notes.append(f"weights are those of {origin}, since no checkpoint from before step {steps.start} is near")
+        checkpoint["stream"] = config.stream(len(data.train)).state(steps.start)
+    else:
+        notes.append(f"trained again from {origin}: {plural(steps.start - begin, 'step')} before step {steps.start}")
+    if not begin and isinstance(config, StartingWeightsOptions) and config.weights is not None:
+        _, read = read_starting_weights(config, run.folder, None)
+        classes = classes_of(data.train)
+        if read is not None:
+            weights = match(read, partial(run.job.build_model, config), len(classes), classes, config.new_layers)
+    return replayed(run.job.train, config, data, worker, steps, checkpoint=checkpoint or None, weights=weights)
+
+
+def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
+    """Return the step and the state of the newest checkpoint before a step, or of a later one if that is nearer.
+
+    The start of the run is step 0, whose state is empty.
+    """
+    kept = [step_of(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")]
+    before = max((each for each in kept if each <= step), default=0)
+    after = min((each for each in kept if each > step), default=None)
+    begin = after if not before and after is not None and after - step < step else before
+    if not begin:
+        return 0, {}
+    name = name_of(begin)
+    return begin, load_verified(
+        folder.read(f"{name}/{MANIFEST}"), lambda file: folder.read(f"{name}/{file}"), step=begin
+    )
+
+
+def rows_of(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:
+    """Return what is known of steps that were not made again: the ids, unless their order depends on labels."""
+    is_known = config.class_sampling is None or source is not None
+    stream = config.stream(samples, None if source is None else class_labels(source))
+    indices = range(stream.micro_batches_per_step if is_known else 0)
+    return [
+        {"step": step, "micro_batches": [row_of(stream.micro_batch(step, each)) for each in indices]} for step in steps
+    ]
+
+
+def add_files(batch: Row, source: Source | None, pipeline: Pipeline[Any]) -> None:
+    """Add the path of each sample of a micro-batch, and what raydali's pipelines return as its `draws`."""
+    pipeline, samples = pipeline.in_epoch(batch["counts_to"]), batch["samples"]
+    for sample in samples:
+        sample["path"] = None if source is None else source.path(sample["read"])
+        if hasattr(pipeline, "draws"):
+            drawn = pipeline.draws(np.array([sample["read"]]), np.array([sample["key"]]))
+            sample["draws"] = [part[0].tolist() for part in (drawn if isinstance(drawn, tuple) else [drawn])]

@@ -1,0 +1,208 @@
+"""Trains steps of a run again in this process, by the job's own loop, and records what it saw in them.
+
+The job's train() runs as on one worker, which takes all micro-batches of each step. Its session begins at a checkpoint,
+has an empty folder of its own in place of the run's, and ends the loop after the last step.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from raydali.data.index.source import TrainAndVal, class_labels
+from raydali.data.load.loader import Batch
+from raydali.data.stream.stream import MicroBatch, Stream
+from raydali.launch.worker.session import Session
+from raydali.measure.records import Figures
+from raydali.options.every_job import TrainingOptions
+from raydali.run.events import Notice
+from raydali.run.folder import RunFolder
+from raydali.run.messages import Message
+from raydali.training.bad_losses import LossWatch
+from raydali.training.checkpoint_file import tensors_in
+from raydali.training.forward_backward import ForwardBackward
+from raydali.training.weights.matching import MatchedWeights
+from raydali.training.worker import Worker
+
+
+class _ReplayedError(Exception):
+    """The last step is complete."""
+
+
+Row = dict[str, Any]
+"""What is known of a step or of a micro-batch."""
+
+
+def row_of(batch: MicroBatch, alone: list[float] | None = None) -> Row:
+    """Return a row of a micro-batch, with one for each of its "samples", whose losses alone may be known."""
+    keys = batch.draw_keys
+    losses: Sequence[float | None] = alone or [None] * len(keys)
+    columns = batch.ids, batch.read_ids, batch.epochs, keys >> 32, keys, losses
+    names = "id", "read", "epoch", "repeat", "key", "loss"
+    rows = zip(*(np.asarray(column, object) for column in columns), strict=True)
+    samples = [dict(zip(names, each, strict=True)) for each in rows]
+    return {"step": batch.step, "micro_batch": batch.index, "counts_to": batch.counts_to, "samples": samples}
+
+
+class _Recorder(LossWatch):
+    """Watches losses as the run does, and records these steps in rows."""
+
+    def __init__(self, steps: range, rows: list[Row], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._wanted, self._of_steps, self._model = steps, rows, nn.Module()
+        self._hooks: list[Any] = []
+        self._buffers: list[torch.Tensor] = []
+
+    def begin_step(self, step: int, parts: Iterable[object], loss_sum: torch.Tensor) -> None:
+        super().begin_step(step, parts, loss_sum)
+        if step in self._wanted:
+            self._of_steps.append({"step": step, "gradients": {}, "activations": {}, "micro_batches": []})
+            self._model = next(part for part in parts if isinstance(part, nn.Module))
+            self._buffers = [buffer.clone() for buffer in self._model.buffers()]
+            layers = [(name, layer) for name, layer in self._model.named_modules() if not [*layer.children()]]
+            self._hooks = [layer.register_forward_hook(partial(self._computed, name)) for name, layer in layers]
+
+    def _computed(self, name: str, _: nn.Module, __: Any, outputs: Any) -> None:  # noqa: ANN401 (a layer's)
+        largest = self._of_steps[-1]["activations"]
+        for tensor in tensors_in(outputs) if torch.is_grad_enabled() else ():
+            if tensor.is_floating_point() and tensor.numel():
+                largest[name] = float(np.maximum(largest.get(name, 0.0), tensor.detach().abs().max().item()))
+
+    def after_backward(
+        self, batch: Batch, differentiated: ForwardBackward, inputs: tuple[Any, ...], loss: torch.Tensor
+    ) -> None:
+        super().after_backward(batch, differentiated, inputs, loss)
+        if self._hooks:
+            alone = self._alone(differentiated.loss, inputs, len(batch.ids))
+            seen = {"loss": loss.item(), "inputs": inputs, "tensors": batch.tensors}
+            self._of_steps[-1]["micro_batches"].append(row_of(batch.micro_batch, alone) | seen)
+
+    def _alone(self, loss: Callable[..., torch.Tensor], inputs: tuple[Any, ...], count: int) -> list[float] | None:
+        """Return the loss of each sample alone; None if the inputs are not one row for each sample."""
+        if not all(isinstance(each, torch.Tensor) and len(each) == count for each in inputs):
+            return None
+        with torch.no_grad(), self._precision.autocast(), _constant(self._model, self._buffers):
+            return [loss(*(each[place : place + 1] for each in inputs)).item() for place in range(count)]
+
+    def before_update(self, norm: torch.Tensor) -> None:
+        super().before_update(norm)
+        if self._hooks:
+            layers = defaultdict[str, list[torch.Tensor]](list)
+            for name, parameter in self._model.named_parameters():
+                if parameter.grad is not None:
+                    layers[name.rpartition(".")[0]].append(parameter.grad)
+            norms = {name: nn.utils.get_total_norm(gradients).item() for name, gradients in layers.items()}
+            unclipped, row = norm.item() / (float(np.linalg.norm([*norms.values()])) or 1.0), self._of_steps[-1]
+            row["gradients"] = {name: value * unclipped for name, value in norms.items()}
+            row |= {
+                "gradient_norm": norm.item(),
+                "loss": float(np.mean([each["loss"] for each in row["micro_batches"]])),
+            }
+            while self._hooks:
+                self._hooks.pop().remove()
+
+
+@contextmanager
+def _constant(model: nn.Module, before: list[torch.Tensor]) -> Iterator[None]:
+    """Let no layer depend on other samples or on random numbers in this context, with the buffers from before."""
+    now = [buffer.clone() for buffer in model.buffers()]
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm | _DropoutNd) and layer.training]
+    for layer in layers:
+        layer.eval()
+    for buffer, earlier in zip(model.buffers(), before, strict=True):
+        buffer.copy_(earlier)
+    yield
+    for buffer, newest in zip(model.buffers(), now, strict=True):
+        buffer.copy_(newest)
+    for layer in layers:
+        layer.train()
+
+
+class _ReplaySession(Session):
+    """The session of a replay: it talks to no driver."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        folder: RunFolder,
+        steps: range,
+        checkpoint: dict[str, Any] | None,
+        weights: MatchedWeights | None,
+    ) -> None:
+        super().__init__(
+            worker,
+            folder,
+            *cast(Any, (None, None)),
+            environment={},
+            weights=lambda: weights,
+            is_kept=lambda _: False,
+            export=lambda _: None,
+            group="",
+            short_seconds=None,
+        )
+        self._end, self.rows = steps.stop, list[Row]()
+        self.checkpoints.newest = lambda: checkpoint  # type: ignore[method-assign]
+        self.loss_watch = partial(_Recorder, steps, self.rows)
+
+    def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
+        pass
+
+    def emit(self, message: Message) -> None:
+        pass
+
+    def report_progress(self, stream: Stream) -> None:  # noqa: ARG002
+        if self.cursor.done == self._end:
+            raise _ReplayedError
+
+    def notice(self) -> Notice | None:
+        return None
+
+    def publish(self, figures: Figures) -> None:
+        pass
+
+    def report_start(self, *, steps: int) -> None:
+        pass
+
+
+def replayed(
+    train: Callable[..., None],
+    config: TrainingOptions,
+    data: TrainAndVal[Any],
+    worker: Worker,
+    steps: range,
+    *,
+    checkpoint: dict[str, Any] | None,
+    weights: MatchedWeights | None = None,
+) -> list[Row]:
+    """Train from a checkpoint to the last of these steps, and return a row of each.
+
+    It has the "loss", the "gradient_norm" before clipping, that of each layer in "gradients", the largest absolute
+    output of each in "activations", and "micro_batches": see `row_of`, and "loss", "inputs" and "tensors" (the
+    loader's). Losses of samples alone are without dropout, with BatchNorm's statistics from before the step.
+
+    Args:
+        train: the job's.
+        config: the run's options.
+        data: the run's.
+        worker: this process, as the only worker.
+        steps: consecutive steps.
+        checkpoint: the state that `CheckpointStore.newest` returns; None: the start of the run.
+        weights: what a run starts from without a checkpoint.
+    """
+    with TemporaryDirectory() as scratch:
+        folder = RunFolder(scratch, "replay")
+        folder.create()
+        session = _ReplaySession(worker, folder, steps, checkpoint, weights)
+        if config.class_sampling is not None:
+            session.class_labels = class_labels(data.train)
+        with suppress(_ReplayedError):
+            train(config, data, session)
+    return session.rows
