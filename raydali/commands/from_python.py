@@ -120,12 +120,12 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The "epoch" with the best validation score, its "metric" and "score", and the file of its "weights"."""
+        """The "epoch" with the best score of a validation, its "metric" and "score", and the file of its "weights"."""
         from raydali.run.find import find_run
-        from raydali.run.model_file import BEST, read_model
+        from raydali.run.model_file import best_file, read_model
 
-        best = read_model(find_run(self.folder)).get("best")
-        return None if best is None else best | {"weights": f"{self.folder}/{BEST}"}
+        best = read_model(folder := find_run(self.folder)).get("best")
+        return None if best is None else best | {"weights": f"{self.folder}/{best_file(folder)}"}
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
         """Evaluate the model as `raydali evaluate` does, with its options; return the content of evaluation.json."""

@@ -24,7 +24,7 @@ from raydali.run.model_file import BEST, BEST_REFERENCE
 from raydali.text import error_line
 from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.training.evaluation.reference import Reference
-from raydali.training.weights.reading import read_state
+from raydali.training.weights.reading import read_best
 
 Checkpoint = Literal["best", "newest"]
 
@@ -167,16 +167,16 @@ def _as_tuples(value: Any) -> Any:  # noqa: ANN401 (a setting)
 
 
 def _best(folder: RunFolder, facts: Mapping[str, Any]) -> Weights:
-    if not folder.exists(BEST):
+    found = read_best(lambda file: folder.read(file) if folder.exists(file) else None, str(folder))
+    if found is None:
         instead = "give --checkpoint newest" if newest_step(folder) is not None else "train it further"
         raise UsageError(f"{folder} has no {BEST} yet, which is written after its first epoch: {instead}")
-    content = folder.read(BEST)
-    state, _ = read_state(content, f"{folder}/{BEST}")
+    file, sha256, state = found
     best = facts.get("best")
     rows = folder.rows(EPOCHS) if best else ()
     return Weights(
-        origin=f"{BEST} of epoch {best['epoch']}" if best else BEST,
-        sha256=hashlib.sha256(content).hexdigest(),
+        origin=f"{file} of epoch {best['epoch']}" if best else file,
+        sha256=sha256,
         state=state,
         reference=_reference_of_best(folder),
         step=next((row["step"] for row in rows if row["epoch"] == best["epoch"]), None) if best else None,

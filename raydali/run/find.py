@@ -12,7 +12,7 @@ from raydali.data.read.storage import reason
 from raydali.errors import UsageError
 from raydali.run.events import FirstCheckpoint, RunFinished
 from raydali.run.folder import CONFIG, EVENTS, FORM, USUAL_STORAGE, RunFolder
-from raydali.run.model_file import BEST
+from raydali.run.model_file import best_file
 
 MANIFEST, REFUSED = "manifest.json", "refused.json"
 """The file that makes a checkpoint complete, and the name that it gets if the checkpoint cannot be used."""
@@ -33,7 +33,7 @@ def look_at(folder: RunFolder) -> tuple[FolderKind, str]:
         # Without retry, so that a mistyped endpoint is reported at once.
         is_run = folder.filesystem.get_file_info(folder.path(CONFIG)).type != FileType.NotFound
         checkpoints = newest_first(folder)
-        best = [BEST] if folder.exists(BEST) else []
+        best = [*filter(None, [best_file(folder)])]
         if not is_run:
             weights = [*best, *checkpoints, *(name for name in folder.files("") if name.endswith(_WEIGHTS))]
             why = f"it has {weights[0]}, but no {CONFIG}" if weights else lost_checkpoint(folder)

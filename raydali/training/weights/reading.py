@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from raydali.training.weights.preprocessing import Preprocessing, of_file, publi
 State = dict[str, torch.Tensor]
 DEFAULT = "default"
 _BEST = "best/model.safetensors"
-"""A run keeps its best weights in this file."""
+_INDEX = f"{_BEST}.index.json"
+"""A run keeps its best weights in this file, or in parts with this index."""
 _KEYS = "state_dict_ema", "model_ema", "ema", "state_dict", "model", "state"
 """Training programs keep the weights under these keys. Averaged weights, which they validate, come first."""
 _SECONDS = 20
@@ -95,12 +96,37 @@ def _of_file(path: str, model: str) -> Weights:
 def _of_run(folder: str) -> Weights:
     if _read(f"{folder}/config.json", f"the run {folder}") is None:
         raise UsageError(f"--weights {folder} is a folder without config.json, so no run: give a run, or a file in it")
-    file = f"{folder}/{_BEST}"
-    content = _read(file, f"the run {folder}")
-    if content is None:
+    best = read_best(lambda file: _read(f"{folder}/{file}", f"the run {folder}"), folder)
+    if best is None:
         raise UsageError(f"--weights {folder}: this run has no {_BEST} yet, which is written after its first epoch")
-    state, _ = read_state(content, file)
-    return Weights(file, hashlib.sha256(content).hexdigest(), state, *_facts(folder))
+    file, sha256, state = best
+    return Weights(f"{folder}/{file}", sha256, state, *_facts(folder))
+
+
+def read_best(read: Callable[[str], bytes | None], folder: str) -> tuple[str, str, State] | None:
+    """Return the file of a run's best weights, its SHA-256, and the weights; None if there are none yet.
+
+    Large weights are in parts, and the file is their index.
+
+    Args:
+        read: returns the content of a file of the run; None if it does not exist.
+        folder: the run's, for messages.
+
+    Raises:
+        UsageError: a file is broken, or a part is missing or another one.
+    """
+    if (content := read(_BEST)) is not None:
+        state, _ = read_state(content, f"{folder}/{_BEST}")
+        return _BEST, hashlib.sha256(content).hexdigest(), state
+    if (index := read(_INDEX)) is None:
+        return None
+    state = {}
+    for file, sha256 in json.loads(index)["metadata"]["sha256"].items():
+        part = read(f"best/{file}")
+        if part is None or hashlib.sha256(part).hexdigest() != sha256:
+            raise UsageError(f"--weights {folder}/best/{file} is missing, or not the one in the index: copy it again")
+        state |= _safetensors(part, f"{folder}/best/{file}")
+    return _INDEX, hashlib.sha256(index).hexdigest(), state
 
 
 def _facts(folder: str) -> tuple[Preprocessing, tuple[str, ...] | None]:
