@@ -119,9 +119,16 @@ def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
     if not begin:
         return 0, {}
     name = name_of(begin)
-    return begin, load_verified(
-        folder.read(f"{name}/{MANIFEST}"), lambda file: folder.read(f"{name}/{file}"), step=begin
-    )
+
+    def read(file: str) -> bytes:
+        return folder.read(f"{name}/{file}")
+
+    checkpoint = load_verified(read(MANIFEST), read, step=begin)
+    if "parts" in checkpoint:
+        from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
+
+        checkpoint = assembled(checkpoint, read)
+    return begin, checkpoint
 
 
 def rows_of(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:

@@ -203,6 +203,10 @@ def _newest(folder: RunFolder) -> Weights:
         contents = folder.read(f"{name}/{MANIFEST}")
         step = json.loads(contents)["step"]
         checkpoint = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)
+        if "parts" in checkpoint:
+            from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
+
+            checkpoint = assembled(checkpoint, lambda file: folder.read(f"{name}/{file}"))
         parts, reference = checkpoint["state"], checkpoint.get("reference")
     except (BadCheckpointError, FileNotFoundError, ValueError, KeyError) as error:
         raise UsageError(f"{folder}/{name} cannot be used ({str(error)[:60]}): give --checkpoint best") from error

@@ -1,7 +1,8 @@
-"""The time from a rank's last gradient of a step to the end of the all-reduce."""
+"""The time that a rank waits for an all-reduce after its last gradient of a step, or for sharded weights."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,3 +70,46 @@ class AllReduceTimer:
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(ended.record))
         self._captured = begun, ended
+
+
+class GatherTimer:
+    """A timer of the all-gathers of sharded weights that a forward pass waits for, every SAMPLE_SECONDS.
+
+    Those of the backward pass, and its sums of gradients, are not measured.
+
+    Args:
+        units: modules whose first hook before the forward pass waits for their weights.
+        on_gpu: whether the device waits, not the host.
+    """
+
+    def __init__(self, units: Iterable[nn.Module], *, on_gpu: bool) -> None:
+        for unit in units:
+            unit.register_forward_pre_hook(lambda *_: self._note(), prepend=True)
+            unit.register_forward_pre_hook(lambda *_: self._note())
+        self._on_gpu, self._notes, self._look_at = on_gpu, list[Any](), 0.0
+        self._measures = False
+
+    def expect(self, meter: EpochMeter | None) -> None:
+        """Measure the next micro-batch, if it is the last of its step (not None) and a sample is due."""
+        self._measures = meter is not None and time.monotonic() >= self._look_at
+        self._notes.clear()
+
+    def sample(self, meter: EpochMeter) -> None:
+        """Give the meter what was measured in the previous step. Call between steps."""
+        notes, self._measures = self._notes, False
+        if not notes or not meter.steps:
+            return
+        self._look_at = time.monotonic() + SAMPLE_SECONDS
+        pairs = zip(notes[::2], notes[1::2], strict=True)
+        if self._on_gpu:
+            notes[-1].synchronize()
+            meter.sample_exchange(sum(begun.elapsed_time(ended) for begun, ended in pairs) / 1000)
+        else:
+            meter.sample_exchange(sum(ended - begun for begun, ended in pairs))
+        notes.clear()
+
+    def _note(self) -> None:
+        if self._measures and self._on_gpu:
+            self._notes.append(torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
+        elif self._measures:
+            self._notes.append(time.perf_counter())

@@ -53,7 +53,11 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
 
 
 def flops_per_image(
-    loss: Callable[..., torch.Tensor], parameters: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]
+    loss: Callable[..., torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+    inputs: Iterable[torch.Tensor],
+    *,
+    sharded: bool = False,
 ) -> float | None:
     """Count the operations of a forward and backward pass, by computing it for a few images.
 
@@ -63,6 +67,7 @@ def flops_per_image(
         loss: computes the mean loss of a micro-batch, neither compiled nor captured.
         parameters: the parameters that are trained.
         inputs: the tensors of a micro-batch, samples first.
+        sharded: whether the parameters are sharded: all ranks must call it then.
 
     Returns:
         The operations for each sample; None if the loss cannot be computed for a few of them, which is logged.
@@ -73,12 +78,17 @@ def flops_per_image(
         few = [tensor[:COUNTED_IMAGES] for tensor in inputs]
         formulas = {torch.ops.aten.convolution_backward: _of_convolution_backward}
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-            torch.autograd.grad(loss(*few), list(parameters), allow_unused=True)
+            if sharded:
+                loss(*few).backward()
+            else:
+                torch.autograd.grad(loss(*few), list(parameters), allow_unused=True)
     except Exception as error:  # a figure must not end the run
         _log.warning("the model's FLOPs cannot be counted: %s: %s", type(error).__name__, error)
         return None
     finally:
         torch.backends.cudnn.benchmark = tunes
+        for parameter in parameters if sharded else ():
+            parameter.grad = None
     return float(counter.get_total_flops() / len(few[0]))
 
 

@@ -280,6 +280,11 @@ def _straggling(finding: Finding) -> str:
     return f"the others waited for it {finding.cost:.0%} of the epoch, because its steps are slow"
 
 
+def _exchanged(finding: Finding) -> str:
+    what = "all-reduces" if finding.option("shard", None) is None else "all-gathers of parameters"
+    return f"{what} took {finding.cost:.0%} of the epoch although no rank was late"
+
+
 def _fewer_exchanges(finding: Finding) -> str:
     larger = finding.advise("a larger --global-batch-size", "larger global batches", global_batch_size=_ANY)
     return _first(larger, "a faster network")
@@ -362,7 +367,7 @@ CAUSES: dict[str, Cause] = {
     "gpu decode": Cause(0.1, _waited, _smaller, "loader-bound by decoding on the GPU", _DATA),
     "loader": Cause(0.1, _waited, _more_cores, "loader-bound", _DATA),
     "straggler": Cause(0.15, _straggling, _doctor, _straggler),
-    "communication": Cause(0.2, "all-reduces took {cost:.0%} of the epoch although no rank was late", _fewer_exchanges),
+    "communication": Cause(0.2, _exchanged, _fewer_exchanges),
     "contention": Cause(0.15, _contended, _fewer_processes, "CPU contention", "waiting for cores"),
     "gpu contention": Cause(
         0.15,

@@ -216,8 +216,9 @@ def _hardware(options: TrainingOptions, _: Mapping[str, Any], facts: Facts) -> d
     if compiled is None:
         pays = options.stream(facts.samples).steps >= COMPILE_PAYS_FROM
         compiled = on_gpu and (pays or fused is True)
+    precision = options.precision or fastest_precision(facts.device, bf16=facts.bf16)
     return {
-        "precision": options.precision or fastest_precision(facts.device, bf16=facts.bf16),
+        "precision": "fp32" if precision == "fp16" and options.shard is not None else precision,
         "compile": compiled,
         "fused": on_gpu and compiled and (options.cuda_graph if fused is None else fused),
     }

@@ -101,6 +101,9 @@ class TrainingOptions(PlacementOptions):
     on_bad_loss: Literal["stop", "skip", "warn"] = "warn"
     """When loss or gradient of a step are not finite, or the loss exceeds the median of the last 64 steps by the median
     itself and 20 median absolute deviations: warn and go on; skip: leave the global batch out; or stop the run."""
+    shard: int | Literal["all"] | None = None
+    """Shard weights, gradients and momenta over all workers, for models that are larger than a GPU; with a number N,
+    over each group of N workers. Groups have equal copies."""
     sync_bn: bool = False
     """Compute BatchNorm statistics over all GPUs (SyncBatchNorm) instead of per GPU."""
     checkpoint_every: Annotated[int, AT_LEAST_0] = 0
@@ -182,6 +185,14 @@ class TrainingOptions(PlacementOptions):
                 )
         require(self, "warmup_epochs", least=0, below=self.epochs)
         require(self, "stop_after", most=self.epochs)
+        if isinstance(self.shard, int) and self.shard < 2:
+            raise UsageError(
+                f"--shard {self.shard} must be at least 2 workers: leave the number out to shard over all of them"
+            )
+        if self.shard is not None and self.on_bad_loss == "skip":
+            raise UsageError("--shard cannot leave out a global batch, as --on-bad-loss skip does: give warn or stop")
+        if self.shard is not None and self.precision == "fp16":
+            raise UsageError("--shard cannot scale losses, which --precision fp16 needs: give bf16 or fp32")
         if self.fused and self.compile is False:
             raise UsageError(
                 "--fused needs --compile, which puts fused operations into the model: give both, or neither"

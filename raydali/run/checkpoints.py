@@ -1,6 +1,7 @@
 """The checkpoints of a run: saved in the background, valid once complete, verified before use.
 
     checkpoint_000000100/state.pt         written first
+    checkpoint_000000100/part_00001.pt    of a sharded run: the shards of rank 1, which it writes itself
     checkpoint_000000100/manifest.json    written last: sizes and hashes; without it the checkpoint is incomplete
     checkpoint_000000095/refused.json     the manifest of an unusable checkpoint, renamed when an older one was used
 
@@ -9,9 +10,10 @@ A kill at any time leaves the newest complete checkpoint intact. A failed save i
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raydali.data.read.reading import with_retry
@@ -32,6 +34,8 @@ MOST_PROTECTED = 3
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
 """The run ends after this number of consecutive failed saves if they also took this time."""
 
+Shards = tuple[Mapping[str, Any], Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
 class _Unsaved:
@@ -40,10 +44,11 @@ class _Unsaved:
     best: BestWeights | None
     is_blocked: bool
     before_writing: Callable[[], None]
+    shards: Shards | None
 
 
 class CheckpointStore:
-    """The checkpoints in a run's folder. Only rank 0 writes, on a background thread.
+    """The checkpoints in a run's folder. Only rank 0 writes, on a background thread; of a sharded run, all ranks.
 
     Args:
         folder: the run's folder.
@@ -53,6 +58,7 @@ class CheckpointStore:
 
     Attributes:
         error: the error that has ended the background thread, which `wait` raises; None if there is none.
+        beside: this worker, with the group by which the threads of a sharded run agree; None: the run is not sharded.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class CheckpointStore:
         self._is_first = True
         self._protected: set[int] = set()
         self.error: BaseException | None = None
+        self.beside: Worker | None = None
 
     # -- Saving
 
@@ -85,8 +92,9 @@ class CheckpointStore:
         best: BestWeights | None = None,
         save_error: str = "",
         before_writing: Callable[[], None] = lambda: None,
+        shards: Shards | None = None,
     ) -> None:
-        """Begin to save a state. Only rank 0 may call it.
+        """Begin to save a state. Only rank 0 may call it; of a sharded run, all ranks must, with their shards.
 
         It first waits until the previous state is saved, so that at most two are in memory.
 
@@ -97,6 +105,8 @@ class CheckpointStore:
             save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
             before_writing: called on the background thread before each attempt to write. After an OSError the
                 checkpoint counts as a failed one; other errors are the store's `error`.
+            shards: of a sharded run, a snapshot of this rank's shards by number, and their chunks, see
+                checkpoint_parts.py; empty if another rank writes the same.
 
         Raises:
             StorageError: MAX_FAILURES consecutive checkpoints could not be saved for MAX_SECONDS.
@@ -108,7 +118,7 @@ class CheckpointStore:
             raise self._error(f"{self._failures} checkpoints in a row could not be written, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
-        self._unsaved = _Unsaved(step, state, best, bool(save_error), before_writing)
+        self._unsaved = _Unsaved(step, state, best, bool(save_error), before_writing, shards)
         if save_error:
             self._failed(save_error)
         else:
@@ -153,22 +163,62 @@ class CheckpointStore:
             # Partial files must not fill a full disk. Nothing is retried, since the storage may not answer.
             with suppress(OSError, SupersededError):
                 self._folder.fence()
-                self._folder.filesystem.delete_dir(self._folder.path(name_of(unsaved.step)))
+                if self._worker.rank == 0:
+                    self._folder.filesystem.delete_dir(self._folder.path(name_of(unsaved.step)))
             self._failed(reason(error))
         except BaseException as error:
             self.error = error
 
     def _write(self, unsaved: _Unsaved) -> None:
-        name = name_of(unsaved.step)
+        if self.beside is None:
+            unsaved.before_writing()
+            self._write_state(unsaved, unsaved.state, {})
+        else:
+            parts = self._together(self.beside, partial(self._write_part, unsaved))
+            state, is_first = {**unsaved.state, "parts": parts}, self._worker.rank == 0
+            self._together(self.beside, lambda: self._write_state(unsaved, state, parts) if is_first else None)
+        self._unsaved, self._failures = None, 0
+
+    def _together(self, beside: Worker, write: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+        """Let each rank write; return what their functions return, together. All fail if one does.
+
+        Raises:
+            OSError: another rank failed.
+        """
+        error, written = None, None
+        try:
+            written = write()
+        except Exception as failure:
+            error = failure
+        why = None if error is None else reason(error) if isinstance(error, OSError) else str(error)
+        ranks = beside.exchange((written, why))
+        if error is not None:
+            raise error
+        for rank, (_, why) in enumerate(ranks):
+            if why is not None:
+                raise OSError(f"rank {rank}: {why}")
+        return {name: value for written, _ in ranks for name, value in (written or {}).items()}
+
+    def _write_part(self, unsaved: _Unsaved) -> dict[str, Any]:
+        """Write the shards of this rank; return what is said of the file by its name."""
         unsaved.before_writing()
+        assert unsaved.shards is not None
+        tensors, chunks = unsaved.shards
+        if not chunks:
+            return {}
+        file = f"part_{self._worker.rank:05d}.pt"
+        contents = checkpoint_file.serialize(tensors)
+        self._folder.write(f"{name_of(unsaved.step)}/{file}", contents)
+        return {file: {**checkpoint_file.described(contents), "chunks": chunks}}
+
+    def _write_state(self, unsaved: _Unsaved, state: dict[str, Any], parts: dict[str, Any]) -> None:
+        name = name_of(unsaved.step)
         if unsaved.best is not None:
             unsaved.best.write(self._folder)
-        contents = checkpoint_file.serialize(unsaved.state)
+        contents = checkpoint_file.serialize(state)
         self._folder.write(f"{name}/{FILE_NAME}", contents)
-        world_size = self._worker.world_size
-        manifest = checkpoint_file.manifest({FILE_NAME: contents}, step=unsaved.step, world_size=world_size)
-        self._folder.write(f"{name}/{MANIFEST}", manifest)
-        self._unsaved, self._failures = None, 0
+        facts = {"step": unsaved.step, "world_size": self._worker.world_size}
+        self._folder.write(f"{name}/{MANIFEST}", checkpoint_file.manifest({FILE_NAME: contents}, **facts, parts=parts))
         if self._is_first:
             self._emit(FirstCheckpoint(step=unsaved.step))
             self._is_first = False
@@ -180,7 +230,8 @@ class CheckpointStore:
             self._failing_since = time.monotonic()
         self._why, self._failures = why, self._failures + 1
         step, path = self._unsaved.step, f"{self._folder}/{name_of(self._unsaved.step)}"
-        self._emit(CheckpointFailed(step=step, path=path, reason=why, in_a_row=self._failures))
+        if self._worker.rank == 0:
+            self._emit(CheckpointFailed(step=step, path=path, reason=why, in_a_row=self._failures))
 
     def _tidy(self, step: int) -> None:
         """Delete old checkpoints, and incomplete ones that killed processes have left."""
@@ -211,7 +262,8 @@ class CheckpointStore:
     def newest(self) -> dict[str, Any] | None:
         """Return the state of the newest usable checkpoint, the same on every rank; None if there was never one.
 
-        All ranks must call it. Rank 0 reads the checkpoint, reports unusable ones, and renames their manifests.
+        All ranks must call it. Rank 0 reads the checkpoint, reports unusable ones, and renames their manifests. A
+        sharded run gets marks in place of what is sharded, which each rank reads by `read_part`.
 
         Raises:
             StorageError: there were checkpoints, but none can be used, or the storage refuses access.
@@ -267,4 +319,33 @@ class CheckpointStore:
             except FileNotFoundError as error:
                 raise BadCheckpointError(f"{file} is missing") from error
 
-        return checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
+        state = checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
+        if "parts" not in state:
+            return state
+        if self.beside is None:
+            from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
+
+            return assembled(state, contents)
+        sizes = {info.base_name: info.size for info in self._folder.infos(name)}
+        for file, facts in state["parts"].items():
+            if sizes.get(file) != facts["bytes"]:
+                raise BadCheckpointError(f"{file} is missing, or has not {facts['bytes']} bytes")
+        return {**state, "name": name}
+
+    def read_part(self, state: Mapping[str, Any], file: str) -> dict[str, Any]:
+        """Return the shards in a file of the state that `newest` returned.
+
+        Raises:
+            StorageError: it was changed after it was written.
+            StorageAway: the storage does not answer.
+        """
+        path, facts = f"{state['name']}/{file}", state["parts"][file]
+        try:
+            with self._folder.must_answer():
+                shards: dict[str, Any] = checkpoint_file.verified(file, self._folder.read(path), facts)
+        except (BadCheckpointError, FileNotFoundError) as error:
+            raise StorageError(
+                f"{self._folder}/{path} cannot be used ({reason(error)}): delete this checkpoint to resume from "
+                "the one before"
+            ) from error
+        return shards

@@ -8,13 +8,19 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
 FILE_NAME = "state.pt"
+FORMATS = 1, 2
+"""Of a manifest of a whole state, and of a sharded one, which earlier versions cannot read."""
 _OVERHEAD = 2048
 """Bytes that suffice for the rest of a file, per tensor; otherwise more memory is allocated."""
 State = Any
@@ -55,9 +61,30 @@ def map_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, and another tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: torch.Tensor) -> "TypeIs[DTensor]":
+    """Return whether a tensor is sharded, without its class, which takes half a second to import."""
+    return hasattr(tensor, "to_local")
+
+
+def sharded_like(like: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is sharded as another one, with this shard on this rank; the shard if the other is whole."""
+    if not is_sharded(like):
+        return shard
+    shard = shard.to(like.to_local().device)
+    return like.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
 def snapshot(state: State) -> State:
-    """Copy a nested state to the CPU, so that later steps do not change it. It waits for the device once."""
-    copy = map_tensors(state, lambda tensor: _like(tensor).copy_(tensor.detach(), non_blocking=True))
+    """Copy a nested state to the CPU, of sharded tensors this rank's parts, so that later steps do not change it.
+
+    It waits for the device once.
+    """
+    copy = map_tensors(state, lambda tensor: _like(local(tensor)).copy_(local(tensor.detach()), non_blocking=True))
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
     return copy
@@ -175,18 +202,32 @@ class _MemoryFile:
         return self._memory[: self._end].data
 
 
-def manifest(files: Mapping[str, memoryview], *, step: int, world_size: int) -> bytes:
-    """Return the contents of manifest.json. Write it last: a folder without it is an incomplete checkpoint."""
-    described = {
-        name: {"bytes": contents.nbytes, "sha256": hashlib.sha256(contents).hexdigest()}
-        for name, contents in files.items()
-    }
-    facts = {"format": 1, "step": step, "world_size": world_size, "files": described}
+def described(contents: bytes | memoryview) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+
+
+def manifest(
+    files: Mapping[str, memoryview], *, step: int, world_size: int, parts: Mapping[str, Mapping[str, Any]] | None = None
+) -> bytes:
+    """Return the contents of manifest.json. Write it last: a folder without it is an incomplete checkpoint.
+
+    Args:
+        files: the contents of files.
+        step: of the checkpoint.
+        world_size: of the run.
+        parts: "bytes" and "sha256" of the parts of a sharded state, by name.
+    """
+    every = {name: described(contents) for name, contents in files.items()}
+    every |= {name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in (parts or {}).items()}
+    facts = {"format": FORMATS[bool(parts)], "step": step, "world_size": world_size, "files": every}
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
     """Check a checkpoint and return its state, with its tensors on the CPU.
+
+    A sharded one has marks in place of sharded tensors, see checkpoint_parts.py.
 
     Args:
         manifest: the contents of manifest.json.
@@ -199,23 +240,27 @@ def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -
     """
     try:
         facts = json.loads(manifest)
-        if facts["format"] != 1:
-            raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1")
+        if facts["format"] not in FORMATS:
+            raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1 and 2")
         expected, its_step = facts["files"][FILE_NAME], facts["step"]
-        size, digest = expected["bytes"], expected["sha256"]
+        _ = expected["bytes"], expected["sha256"]
     except (ValueError, TypeError, KeyError) as error:
         raise BadCheckpointError(f"manifest.json is broken: {type(error).__name__}: {error}") from error
     if its_step != step:
         raise BadCheckpointError(f"manifest.json is of step {its_step}, not {step}")
-    contents = read(FILE_NAME)
-    if len(contents) != size:
-        raise BadCheckpointError(f"{FILE_NAME} has {len(contents)} bytes, not {size}")
-    if hashlib.sha256(contents).hexdigest() != digest:
-        raise BadCheckpointError(f"{FILE_NAME} was changed after it was written: its SHA-256 differs")
+    state: dict[str, Any] = verified(FILE_NAME, read(FILE_NAME), expected)
+    return state
+
+
+def verified(name: str, contents: bytes, facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 (what was saved)
+    """Return what a file of a checkpoint holds; raise a BadCheckpointError if it is not what the manifest says."""
+    if len(contents) != facts["bytes"]:
+        raise BadCheckpointError(f"{name} has {len(contents)} bytes, not {facts['bytes']}")
+    if hashlib.sha256(contents).hexdigest() != facts["sha256"]:
+        raise BadCheckpointError(f"{name} was changed after it was written: its SHA-256 differs")
     try:
         # weights_only refuses a pickle that would call functions.
-        state: dict[str, Any] = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        raise BadCheckpointError(f"{FILE_NAME} cannot be loaded as tensors and plain values only: {text}") from error
-    return state
+        raise BadCheckpointError(f"{name} cannot be loaded as tensors and plain values only: {text}") from error

@@ -9,20 +9,23 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision, has_bf16
-from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.measure.allreduce_wait import AllReduceTimer, GatherTimer
 from raydali.measure.flops import flops_per_image
 from raydali.measure.memory import largest_batch, memory_of
 from raydali.training.blocks import kept_activations
 from raydali.training.cuda_graphs import WARM_UP_STEPS, GraphedParts, capture
 from raydali.training.gradients import GradientSums, ddp_is_slower
 from raydali.training.worker import Worker
+
+if TYPE_CHECKING:
+    from raydali.training.sharding import Sharding
 
 Result = TypeVar("Result")
 
@@ -104,11 +107,13 @@ class ForwardBackward:
             one by one instead of the loss, unless it is compiled, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
+        sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one, and nothing is
+            captured. None: each rank has the whole model.
 
     Attributes:
         loss: see the argument.
         warm_up_steps: number of eager steps before the capture.
-        allreduce: the timer of the all-reduce; None for one rank.
+        allreduce: the timer of the all-reduce, or of the all-gathers of a sharded model; None for one rank.
     """
 
     def __init__(
@@ -124,23 +129,34 @@ class ForwardBackward:
         graph: bool = False,
         parts: Sequence[nn.Module] = (),
         overlap: bool | None = None,
+        sharding: "Sharding | None" = None,
     ) -> None:
         self._parts = GraphedParts(parts) if parts and graph and not compiled else nullcontext()
         graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
-        if worker.world_size > 1 and overlap is None:
+        sums = worker.world_size > 1 and sharding is None
+        if sums and overlap is None:
             pays = worker.device.type in OVERLAP_PAYS
             overlap = pays and not (graph and (several or ddp_is_slower(self._parameters, worker)))
-        follows, adds = worker.world_size > 1 and not overlap, graph and several and not overlap
+        follows, adds = sums and not overlap, graph and several and not overlap
         self._sums = GradientSums(model, worker) if follows or adds else None
         self._added = self._sums if adds else None
-        self._parallel = None if follows else worker.parallel(_Loss(model, loss))
+        self._parallel = worker.parallel(_Loss(model, loss)) if sums and not follows else None
         is_short = self._parallel is None and not precision.scaler.is_enabled()
         self.warm_up_steps = WARM_UP_STEPS if is_short else WARM_UP_STEPS_OF_DDP
-        self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows) if worker.world_size > 1 else None
+        self.allreduce: AllReduceTimer | GatherTimer | None = None
+        if sums:
+            self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows)
+        if sharding is not None:
+            self.allreduce = GatherTimer(sharding.units(model), on_gpu=worker.device.type == "cuda")
         self.loss, forward = loss, self._parallel or loss
-        self._forward = compile_function(forward, fused=fused) if compiled else forward
+        self._model, self._sharding = model, sharding
+        self._forward = compile_function(forward, fused=fused) if compiled and sharding is None else forward
+        if compiled and sharding is not None:
+            root, *blocks = sharding.units(model)
+            for unit in blocks or [root]:  # the gathering stays outside of what is compiled
+                unit.forward = compile_function(unit.forward, fused=fused)
         self._precision = precision
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
         self._captures = graph and (adds or not several)
@@ -154,8 +170,11 @@ class ForwardBackward:
     def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
         """Return how many of these samples fit, after not all of them did; None if not even one does.
 
-        It computes loss and gradients of fewer samples, and communicates with no other rank.
+        It computes loss and gradients of fewer samples, and communicates with no other rank: of a sharded model it does
+        not know.
         """
+        if self._sharding is not None:
+            return None
 
         def memory(size: int) -> dict[str, int]:  # whose tensors are free again when it ends
             with self._precision.autocast():
@@ -184,6 +203,8 @@ class ForwardBackward:
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1
+        if self._sharding is not None:
+            self._sharding.begin(self._model, last=last)
         if self._graph is None:
             if last or self._parallel is None:
                 loss = self._run(*inputs)
@@ -208,8 +229,12 @@ class ForwardBackward:
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
-        with self._precision.autocast(), kept_activations():
-            return flops_per_image(self.loss, self._parameters, inputs)
+        eager: AbstractContextManager[Any] = nullcontext()
+        if self._sharding is not None:  # its blocks are compiled one by one
+            self._sharding.begin(self._model, last=True)
+            eager = torch.compiler.set_stance("force_eager")
+        with self._precision.autocast(), kept_activations(), eager:
+            return flops_per_image(self.loss, self._parameters, inputs, sharded=self._sharding is not None)
 
     def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
         with self._precision.autocast(), self._parts:
@@ -218,7 +243,7 @@ class ForwardBackward:
         return loss.detach()
 
     def _all_reduce(self) -> None:
-        if self._sums is not None and self.allreduce is not None:
+        if self._sums is not None and isinstance(self.allreduce, AllReduceTimer):
             self.allreduce.begin()
             self._sums.all_reduce()
             self.allreduce.end()

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.weak import TensorWeakRef
 
 from raydali.extras import require_extra
+from raydali.training.checkpoint_file import is_sharded, local
 from raydali.training.cuda_graphs import capture
 from raydali.training.learning_rates import OptimizerName
 from raydali.training.learning_rates import learning_rate as learning_rate
@@ -89,9 +90,11 @@ def build_optimizer(
         UsageError: timm is not installed.
     """
     groups = parameter_groups(model, weight_decay, scales, no_decay)
-    fused = next(model.parameters()).is_cuda
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
+    first = next(model.parameters())
+    fused = first.is_cuda
+    if name == "sgd":  # of which PyTorch has no fused kernels for sharded parameters
+        kernels: dict[str, bool] = {"foreach": True} if is_sharded(first) else {"fused": fused}
+        return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, **kernels)
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
     if name == "muon":
@@ -137,7 +140,7 @@ class MovingAverage(AveragedModel):
         step = int(self.n_averaged)  # on the CPU, on any device of the model
         decay = min(self._decay, (1 + step) / (10 + step)) if self._warmup else self._decay
         update = get_ema_multi_avg_fn(decay if step else 0.0)
-        update([*self.module.parameters()], [*model.parameters()], self.n_averaged)
+        update([*map(local, self.module.parameters())], [*map(local, model.parameters())], self.n_averaged)
         self.n_averaged += 1
 
 

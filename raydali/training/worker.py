@@ -6,7 +6,7 @@ Nothing is sent as a pickle: otherwise anybody who can connect to the port of a 
 import inspect
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from io import BytesIO
 from typing import Any, TypeVar
@@ -67,6 +67,8 @@ class Worker:
     """Number of CPU cores of this worker, which is the number of the loader's threads."""
     node: str
     gradients: dist.ProcessGroup | None = None
+    host: dist.ProcessGroup | None = None
+    """The group of small values; None: the default group."""
     counts: StepCounts = field(default_factory=StepCounts)
 
     @classmethod
@@ -94,6 +96,11 @@ class Worker:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=group)
 
+    def beside(self, timeout: timedelta) -> "Worker":
+        """Return this worker with a group of its own, for `gather` and `exchange` of a thread beside the steps."""
+        group: Any = dist.new_group(backend="gloo", timeout=timeout)
+        return replace(self, host=group)
+
     def gather(self, value: object) -> list[Any]:
         """Return all ranks' values, ordered by rank, on rank 0; others get an empty list. All ranks must call it.
 
@@ -113,12 +120,12 @@ class Worker:
     def _gathered(self, content: bytes, *, on_all: bool) -> list[bytes]:
         if self.world_size == 1:
             return [content]
-        mine, sizes = _padded(content)
+        mine, sizes = _padded(content, self.host)
         parts = [torch.empty_like(mine) for _ in sizes] if on_all or self.rank == 0 else []
         if on_all:
-            dist.all_gather(parts, mine)
+            dist.all_gather(parts, mine, self.host)
         else:
-            dist.gather(mine, parts or None, group_dst=0)
+            dist.gather(mine, parts or None, group_dst=0, group=self.host)
         return [_bytes(part, size) for part, size in zip(parts, sizes, strict=False)]
 
     def from_first(self, value: T) -> T:
@@ -201,11 +208,11 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
-def _padded(content: bytes) -> tuple[torch.Tensor, list[int]]:
+def _padded(content: bytes, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, list[int]]:
     """Pad the bytes to the largest size of all ranks; return them and the sizes of all ranks."""
     size = torch.tensor([len(content)], device=_device())
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
+    dist.all_gather(sizes, size, group)
     of_ranks = [int(size_of_rank) for size_of_rank in sizes]
     return _tensor(content.ljust(max(of_ranks), b"\0")), of_ranks
 

@@ -13,6 +13,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, resnet18
 
 from raydali.host.hardware import PrecisionName
+from raydali.measure.allreduce_wait import AllReduceTimer
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.finetuning import freeze
 from raydali.training.forward_backward import (
@@ -196,7 +197,7 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
         forward_backward = ForwardBackward(
             model, cross_entropy_of(model), worker, precision, micro_batches=2, graph=True
         )
-    assert forward_backward.allreduce is not None
+    assert isinstance(forward_backward.allreduce, AllReduceTimer)
     losses = []
     for number in range(2 * WARM_UP_STEPS_OF_DDP):
         torch.manual_seed(number)

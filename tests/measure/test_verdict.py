@@ -7,6 +7,7 @@ import pytest
 
 from raydali.measure.records import RankRecord
 from raydali.measure.verdict import CAUSES, Verdict, verdict
+from raydali.options.every_job import TrainingOptions
 from tests.support import records
 from tests.support.messages import mentions
 
@@ -197,6 +198,9 @@ def test_exchanging_gradients() -> None:
     found = judged(*ranks, ceiling=51.5)
     assert found.kind == "communication"
     assert found.costs["communication"] == pytest.approx(9 / 20.3, abs=0.001)
+    assert found.text.startswith("communication: all-reduces took")
+    sharded = verdict(line(*ranks, ceiling=51.5), TrainingOptions(shard="all"))
+    assert sharded is not None and sharded.text.startswith("communication: all-gathers of parameters took")
 
 
 def test_a_loader_in_the_way_of_a_gpu_s_steps() -> None:

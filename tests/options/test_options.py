@@ -35,6 +35,10 @@ def test_ranges_without_workers(workers: str) -> None:
         ({"cpus_per_worker": 0}, "--cpus-per-worker 1 0"),
         ({"cpus_per_worker": -3}, "--cpus-per-worker 1 -3"),
         ({"max_failures": -2}, "--max-failures -1 -2"),
+        ({"shard": 1}, "--shard 1 2 leave out over all"),
+        ({"shard": 0}, "--shard 0 2 leave out over all"),
+        ({"shard": "all", "on_bad_loss": "skip"}, "--shard --on-bad-loss skip warn stop"),
+        ({"shard": "all", "precision": "fp16"}, "--shard fp16 bf16 fp32"),
         ({"cache": "/x:full"}, "--cache /x:full DIR:SIZE /mnt/cache:500G"),
     ],
 )

@@ -72,6 +72,7 @@ def parse(
     for argument in args:
         refuse_secrets(argument)
     typed[:] = [*prog.split(), *args]
+    args = _with_all_shards(args)
     if {"-h", "--help"} & {*args}:
         _show_help(config, prog)
     args = ["--help" if argument == "--help-all" else argument for argument in args]
@@ -140,6 +141,12 @@ def run_job(job: Job[Any]) -> None:
         plan(job, options, **plan_options)
 
     run_main(main)
+
+
+def _with_all_shards(args: Sequence[str]) -> list[str]:
+    """Return the command line with the value "all" of `--shard` where it has no number."""
+    followed = pairwise([*args, "--"])
+    return [*chain(*([name, "all"] if name == "--shard" and after[:2] == "--" else [name] for name, after in followed))]
 
 
 def _without_auto(args: list[str]) -> list[str]:

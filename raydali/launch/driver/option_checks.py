@@ -23,6 +23,8 @@ from raydali.options.every_job import TrainingOptions
 from raydali.options.subjects import OptimizerOptions
 from raydali.text import plural
 
+SHARDED_OPTIMIZERS = "sgd", "adamw"
+
 
 def check_loader(options: TrainingOptions, tell: Callable[[str], None]) -> None:
     """Tell that the default is the slower loader, because NVIDIA DALI is not installed.
@@ -53,6 +55,8 @@ def check(options: TrainingOptions, samples: int, placement: Placement | None = 
     stream.micro_batches_of(0, workers)
     if isinstance(options, OptimizerOptions) and options.optimizer in ("lamb", "lars"):
         require_extra("timm", "timm", "LAMB and LARS")
+    if options.shard is not None:
+        _check_shard(options, placement)
     if not options.sync_bn:
         return
     if options.no_gpu or (placement is not None and not placement.gpu):
@@ -64,6 +68,19 @@ def check(options: TrainingOptions, samples: int, placement: Placement | None = 
             f"--sync-bn needs a number of workers that divides the {stream.micro_batches_per_step} micro-batches of a "
             f"global batch, not {workers}: lower --workers or --batch-size"
         )
+
+
+def _check_shard(options: TrainingOptions, placement: Placement | None) -> None:
+    name = getattr(options, "optimizer", "sgd")
+    if name not in SHARDED_OPTIMIZERS:
+        raise UsageError(f"--shard cannot shard --optimizer {name}: give {' or '.join(SHARDED_OPTIMIZERS)}")
+    if not isinstance(options.shard, int):
+        return
+    least, most = (placement.minimum, placement.maximum) if placement else options.worker_range or (0, 0)
+    if least < most:
+        raise UsageError(f"--shard {options.shard} needs a fixed number of workers, not --workers {options.workers}")
+    if most % options.shard:
+        raise UsageError(f"--shard {options.shard} does not divide {plural(most, 'worker')}: give a number that does")
 
 
 def warnings_of(

@@ -34,7 +34,7 @@ from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.messages import Note
 from raydali.text import rate_text
-from raydali.training.checkpoint_file import snapshot
+from raydali.training.checkpoint_file import local, map_tensors, sharded_like, snapshot, tensors_in
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
@@ -164,7 +164,7 @@ class Rehearsal:
         config, batch = self._run.config, self._run.config.batch_size * self._run.worker.world_size
         validations = sum(map(config.validates, range(self._epoch, config.epochs)))
         batches = validations * -(-self._val_loader.order.samples // batch)
-        return bool(config.compile) and batches >= COMPILED_VALIDATION_PAYS_FROM
+        return bool(config.compile) and self._run.sharding is None and batches >= COMPILED_VALIDATION_PAYS_FROM
 
     def _announce(self, measures: bool) -> float:
         """Tell what warm-up steps are for; return the time at which they begin."""
@@ -374,8 +374,9 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
         optimizer: the optimizer of the model.
         precision: the precision of the steps.
     """
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    copies, momenta = snapshot([tensors, optimizer.state_dict()])
+    tensors = [local(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    before = optimizer.state_dict()
+    (copies, momenta), sharded = snapshot([tensors, before]), iter([*tensors_in(before)])
     scale = precision.scaler.state_dict()
     try:
         yield
@@ -387,5 +388,5 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
                 tensor.copy_(copy)
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
-        optimizer.load_state_dict(momenta)
+        optimizer.load_state_dict(map_tensors(momenta, lambda copy: sharded_like(next(sharded), copy)))
         precision.scaler.load_state_dict(scale)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -22,11 +22,14 @@ from raydali.run.events import BadLoss
 from raydali.run.folder import EPOCHS, EVENTS
 from raydali.run.model_file import BestWeights, best_metric
 from raydali.run.sample_trace import SampleTrace, drop_samples
-from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite
+from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite, local, map_tensors
 from raydali.training.evaluation.reference import Reference
 from raydali.training.forward_backward import RunningStatistics
 from raydali.training.optim import load_optimizer
 from raydali.training.worker import Worker
+
+if TYPE_CHECKING:
+    from raydali.training.sharding import Sharding
 
 OPTIONS_WITHOUT_STEP_COST = PLACEMENT_OPTIONS | {
     "name",
@@ -64,6 +67,7 @@ class RunState:
 
     Args:
         trace: the trace of samples, if there is one.
+        sharding: what shards the model, if something does.
         ceiling_of: the conditions of a ceiling; a ceiling that was measured under other conditions is not used.
         ranks: compares the ranks before each checkpoint.
 
@@ -89,8 +93,12 @@ class RunState:
         trace: SampleTrace | None,
         ceiling_of: Mapping[str, str],
         ranks: RankComparison,
+        sharding: "Sharding | None" = None,
     ) -> None:
         self._session, self._stream, self._broken, self._trace = session, stream, broken, trace
+        self._sharding = sharding
+        if sharding is not None:
+            session.checkpoints.beside = sharding.beside
         self._worker, self._folder = session.worker, session.folder
         self._ceiling_of, self._ranks = dict(ceiling_of), ranks
         self._segments: list[list[RankRecord]] = []
@@ -101,6 +109,7 @@ class RunState:
         self.epochs: list[dict[str, Any]] = []
         self.metric: str | None = None
         self._read: dict[str, Any] = {}
+        self._checkpoint: dict[str, Any] = {}
         self.is_resumed = False
         self.ceiling: float | None = None
         self.flops_per_image: float | None = None
@@ -118,7 +127,7 @@ class RunState:
                 self.ceiling = checkpoint["ceiling"]
                 self.flops_per_image = checkpoint["flops_per_image"]
                 self.gpu_busy = checkpoint["gpu_busy"]
-            self._read, self.is_resumed = checkpoint["state"], True
+            self._read, self._checkpoint, self.is_resumed = checkpoint["state"], checkpoint, True
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
             self._broken.share_suspects()
@@ -144,11 +153,14 @@ class RunState:
         self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
         for name, part in self.parts.items():
             if read := self._read.get(name):
-                if isinstance(part, Optimizer):
+                if self._sharding is not None and isinstance(part, nn.Module | Optimizer):
+                    read_part = partial(self._session.checkpoints.read_part, self._checkpoint)
+                    self._sharding.load(part, read, self._checkpoint.get("parts", {}), read_part)
+                elif isinstance(part, Optimizer):
                     load_optimizer(part, read)
                 else:
                     part.load_state_dict(read)
-        self._read = {}
+        self._read = self._checkpoint = {}
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:
         """End an epoch: return the records of all ranks, one list for each worker group.
@@ -171,7 +183,10 @@ class RunState:
     ) -> BestWeights | None:
         """Return the weights, not copied yet, if the score is the highest so far; otherwise None."""
         self.metric = metric
-        if math.isnan(score) or (self._best is not None and score <= self._best):
+        is_best = not math.isnan(score) and (self._best is None or score > self._best)
+        if self._sharding is not None:  # all ranks gather them, or none
+            is_best = self._worker.from_first(is_best)
+        if not is_best:
             return None
         self._best = score
         return BestWeights(weights.state_dict(), epoch, metric, score, reference)
@@ -196,14 +211,20 @@ class RunState:
         self._broken.exchange()
         self.statistics.average(self._worker)
         # Queued behind the last steps, before the host waits for these in `measured`.
-        copy = self._copy(best) if self._worker.rank == 0 else None
+        sharding = self._sharding
+        copy = self._copy(best) if self._worker.rank == 0 or sharding is not None else None
         checksum = self._ranks.checksum(self.parts.values())
         gathered = self._worker.gather((asdict(measured()), self._flush_trace()))
         self._ranks.check(checksum, done)
         saved, self._cursor.saved = self._cursor.saved, done
+        save_error = next((why for _, why in gathered if why), "")
         if copy is None:
             self._session.commit(done, None)
             return
+        options: dict[str, Any] = {}
+        if sharding is not None:
+            save_error = self._worker.from_first(save_error)
+            options["shards"] = (copy.state["shards"], copy.state["chunks"]) if sharding.writes else ({}, {})
         segments = [[asdict(record) for record in segment] for segment in self._segments]
         partial_epoch = [row for row, _ in gathered]
         if any(row["images"] for row in partial_epoch):
@@ -225,14 +246,20 @@ class RunState:
             done,
             state,
             best=replace(best, state=copy.state["best"]) if best else None,
-            save_error=next((why for _, why in gathered if why), ""),
+            save_error=save_error,
             before_writing=partial(self._complete, copy, done, saved),
+            **options,
         )
 
     def _copy(self, best: BestWeights | None) -> Snapshot:
         state = {name: part.state_dict() for name, part in self.parts.items()}
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
-        return self.snapshots.take({"state": state, "best": best and best.state}, modules)
+        if self._sharding is None:
+            return self.snapshots.take({"state": state, "best": best and best.state}, modules)
+        marked, shards = self._sharding.split(state)
+        whole = best and self._sharding.on_first(best.state)
+        copy = self.snapshots.take({"state": marked, "shards": map_tensors(shards, local)}, modules)
+        return replace(copy, state={**copy.state, "chunks": self._sharding.chunks_of(shards), "best": whole})
 
     def _complete(self, copy: Snapshot, done: int, saved: int) -> None:
         """Wait for the copy of the state, check it, and write the rows of epochs before the checkpoint.
@@ -247,8 +274,9 @@ class RunState:
             OSError: a row cannot be written. The next checkpoint retries it.
         """
         copy.wait()
-        if bad := [name for name, part in copy.state["state"].items() if not is_finite(part)]:
-            what = "weights" if "model" in bad else f"numbers of the {' and the '.join(bad)}"
+        parts = {**copy.state["state"], "shards": copy.state.get("shards", {})}
+        if bad := [name for name, part in parts.items() if not is_finite(part)]:
+            what = "weights" if {"model", "shards"} & {*bad} else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
                 f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,8 +22,13 @@ from raydali.measure.meter import EpochMeter
 from raydali.options.every_job import TrainingOptions
 from raydali.run.sample_trace import SampleTrace
 from raydali.training.bad_losses import LossWatch
+from raydali.training.checkpoint_file import is_sharded
 from raydali.training.evaluation.validation import ValidationForward
 from raydali.training.forward_backward import ForwardBackward, Precision
+from raydali.training.worker import Worker
+
+if TYPE_CHECKING:
+    from raydali.training.sharding import Sharding
 
 
 class RunParts:
@@ -33,6 +38,7 @@ class RunParts:
         state: the state in checkpoints; it is loaded, except for the parts that the job registers.
         trace: the trace of samples, if there is one.
         micro_batches: number of micro-batches of a global batch that this rank trains on.
+        sharding: what shards the model; None: each rank has the whole model.
         captures: whether forward and backward of a micro-batch are one CUDA graph.
         differentiated: the functions that the steps call, which the job adds.
         watch: watches the losses of steps.
@@ -45,11 +51,13 @@ class RunParts:
         self.precision = Precision(config.precision, self.worker.device)
         self.broken = BrokenSamples(config, session, samples=samples)
         self.trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
+        several = self.stream.micro_batches_per_step > self.worker.world_size
+        self.sharding = _sharding(config, self.worker, self.precision.dtype, several=several)
         conditions = ceiling_conditions(config, self.worker)
-        ranks = RankComparison(session, config.compare_ranks)
-        self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks)
+        ranks = RankComparison(session, config.compare_ranks and self.sharding is None)  # shards differ
+        self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks, self.sharding)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
-        self.captures = config.cuda_graph and self.on_gpu
+        self.captures = config.cuda_graph and self.on_gpu and self.sharding is None
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
         self.watch: LossWatch = session.loss_watch(
@@ -153,6 +161,7 @@ class Step:
         if loss is None:
             fits = differentiated.largest_that_fits(*inputs)
             instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
+            instead = instead if run.sharding is None else "give a smaller one"
             if not run.config.activation_checkpointing:
                 instead += ", or try --activation-checkpointing"
             raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}")
@@ -193,10 +202,14 @@ class Step:
         self._updated = True
         scaler, parameters = run.precision.scaler, [*run.state.model.parameters()]
         scaler.unscale_(optimizer)
+        several = True if run.sharding is not None and run.on_gpu else None  # one by one, sharded ones are slow
         if max_norm is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+            norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=several)
         else:
-            norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            norm = nn.utils.get_total_norm(gradients, foreach=several)
+        if is_sharded(norm):
+            norm = norm.full_tensor()
         if not self.is_warm_up:
             run.watch.before_update(norm)
         scaler.step(optimizer)
@@ -214,6 +227,14 @@ class Step:
     def check_end(self) -> None:
         """Raise a UsageError unless `update` was called."""
         require(self._updated, f"in step {self.index} `step.update` was not called")
+
+
+def _sharding(config: TrainingOptions, worker: Worker, dtype: torch.dtype, *, several: bool) -> "Sharding | None":
+    if config.shard is None or worker.world_size == 1:
+        return None
+    from raydali.training.sharding import Sharding  # not before: it takes half a second
+
+    return Sharding(worker, config.shard, dtype, several=several, timeout=config.group_timeout)
 
 
 def require(holds: object, otherwise: str) -> None:

@@ -19,7 +19,7 @@ An omitted or misplaced call ends the run with an error that names the call.
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from raydali.options.every_job import TrainingOptions
 from raydali.options.subjects import StartingWeightsOptions
 from raydali.run.early_end import early_end
 from raydali.run.events import Left, Notice
+from raydali.run.messages import Note
 from raydali.run.model_file import BestWeights
 from raydali.training.blocks import recomputed
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
@@ -105,7 +106,7 @@ class TrainingRun:
         """Return a new model on the device, with the options that concern it.
 
         It has the weights of `--weights`; what `--freeze` names is frozen; with `--activation-checkpointing` its blocks
-        keep no activations.
+        keep no activations. With `--shard` it is on the host: the device may be too small for it.
         """
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
@@ -114,14 +115,21 @@ class TrainingRun:
             freeze(model, self._run.config.freeze)
         if self._run.config.activation_checkpointing:
             recomputed(model)
-        return model.to(self.worker.device)
+        return model if self._run.sharding is not None else model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:
-        """Return the model with SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it."""
-        config = self._run.config
-        if not config.sync_bn or self.worker.world_size == 1:
-            return model
-        return with_sync_batchnorm(model, self.worker.gradients, fused=bool(config.compile and config.fused))
+        """Return the model as the workers train it together.
+
+        It has SyncBatchNorm in place of BatchNorm, if `--sync-bn` asks for it, and is sharded, if `--shard` does: make
+        a moving average before, and the optimizer afterwards.
+        """
+        config, sharding = self._run.config, self._run.sharding
+        if config.sync_bn and self.worker.world_size > 1:
+            model = with_sync_batchnorm(model, self.worker.gradients, fused=bool(config.compile and config.fused))
+        if sharding is not None and not sharding.shard(model):
+            one = "the model has no repeated blocks, so --shard gathers the whole model for each step"
+            self._session.emit_once(Note(one))
+        return model
 
     def register_state(self, *, model: nn.Module, optimizer: Optimizer, **others: Stateful | None) -> None:
         """Load the model, the optimizer and others from the newest checkpoint, if any, and save them in later ones.
@@ -131,6 +139,11 @@ class TrainingRun:
             optimizer: the optimizer; only its momenta are loaded, its settings stay.
             others: other objects by their names in checkpoints, such as the moving average `ema`; None is ignored.
         """
+        if (sharding := self._run.sharding) is not None:
+            require(sharding.units(model), "with `--shard`, call `run.synchronized` before `run.register_state`")
+            for part in others.values():
+                if isinstance(part, AveragedModel):
+                    sharding.shard(part.module)
         mine, every = self._run.micro_batches, self.stream.micro_batches_per_step
         statistics = RunningStatistics(model, micro_batches=mine, all_micro_batches=every)
         own: dict[str, Stateful] = {"scaler": self.precision.scaler, "losses": self._run.watch.window}
@@ -163,6 +176,7 @@ class TrainingRun:
             fused=self._run.config.fused,
             graph=self._run.captures,
             parts=parts,
+            sharding=self._run.sharding,
         )
         self._run.differentiated.append(differentiated)
         start_clock.mark("process group")  # NCCL connects at its first use
@@ -379,9 +393,12 @@ class TrainingRun:
                 if isinstance(part, AveragedModel):
                     for averaged, current in zip(part.module.buffers(), self._state.model.buffers(), strict=True):
                         averaged.copy_(current)
-            with self._watch.watching() as loader, limited(loader, self._session.short_seconds) as self._pace:
-                yield ValidationPass(loader, loader.source, self.worker, self.precision)
-            self._reference = self._watch.take() if self.worker.rank == 0 else None
+            sharding = self._run.sharding
+            with sharding.whole() if sharding is not None else nullcontext():
+                with self._watch.watching() as loader, limited(loader, self._session.short_seconds) as self._pace:
+                    yield ValidationPass(loader, loader.source, self.worker, self.precision)
+                is_exact = sharding is None or self.precision.dtype.itemsize > 2  # else weights are gathered in 16 bits
+                self._reference = self._watch.take() if self.worker.rank == 0 and is_exact else None
         self._validation_seconds = time.perf_counter() - began
 
     def close_epoch(self, metrics: Mapping[str, Any], *, score: str, weights: nn.Module) -> None:

@@ -38,3 +38,13 @@ def test_what_contradicts_a_recipe_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         parsed(monkeypatch, tmp_path, "--recipe fashion --ema-decay 0")
     with pytest.raises(UsageError, match=mentioning("--recipe fashon fashion")):
         parsed(monkeypatch, tmp_path, "--recipe fashon --epochs 3")
+
+
+@pytest.mark.parametrize(
+    ("options", "shard"),
+    [("", None), ("--shard", "all"), ("--shard --epochs 3", "all"), ("--shard 4 --epochs 3", 4), ("--shard=2", 2)],
+)
+def test_shards_are_over_all_workers_without_a_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str, shard: object
+) -> None:
+    assert parsed(monkeypatch, tmp_path, options).shard == shard

@@ -12,7 +12,7 @@ from jobs import detection, imagenet, segmentation, video
 from raydali.errors import UsageError
 from raydali.launch.driver.cluster import Cluster
 from raydali.launch.driver.launcher import launch
-from raydali.launch.driver.option_checks import warnings_of
+from raydali.launch.driver.option_checks import check, warnings_of
 from raydali.launch.driver.placement import Placement
 from raydali.launch.driver.starting_weights import check_one_sample
 from raydali.options.defaults import resolve
@@ -108,3 +108,30 @@ def test_nothing_is_written_of_a_run_with_a_batch_norm_of_one_value(tmp_path: Pa
     with pytest.raises(UsageError, match=mentioning("--batch-size 1 2")):
         launch(segmentation.JOB, options, Console())
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "remedy"),
+    [
+        ({"shard": 3, "workers": "4"}, (4, 4), "--shard 3 4 workers a number that does"),
+        ({"shard": 2}, (3, 3), "--shard 2 3 workers a number that does"),
+        ({"shard": 2, "workers": "2:4"}, (2, 4), "--shard 2 a fixed number of workers --workers 2:4"),
+        ({"shard": "all", "optimizer": "lamb"}, (2, 2), "--shard lamb sgd or adamw"),
+        ({"shard": 2, "optimizer": "muon"}, (2, 2), "--shard muon sgd or adamw"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], workers: tuple[int, int], remedy: str) -> None:
+    config = imagenet.Config(batch_size=8, global_batch_size=8 * workers[1], **options)
+    with pytest.raises(UsageError, match=mentioning(remedy)):
+        check(config, 1000, Placement(*workers, cpus=1, gpu=False, reachable=workers[1]))
+    check(replace(config, shard=None), 1000)
+    if config.workers is not None or config.shard == "all":
+        with pytest.raises(UsageError, match=mentioning(remedy)):
+            check(config, 1000)  # before anything is started
+
+
+def test_all_other_sharding_is_allowed() -> None:
+    for shard, workers in (("all", (1, 5)), (2, (4, 4)), (4, (4, 4))):
+        options: dict[str, Any] = {"shard": shard}
+        config = imagenet.Config(batch_size=8, global_batch_size=8 * workers[1], **options)
+        check(config, 1000, Placement(*workers, cpus=1, gpu=False, reachable=workers[1]))
