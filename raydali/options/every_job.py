@@ -99,8 +99,9 @@ class TrainingOptions(PlacementOptions):
     stop_after: Annotated[int | None, AT_LEAST_1] = None
     """End after this number of epochs, on the course of the whole run: without the option, the same command goes on."""
     on_bad_loss: Literal["stop", "skip", "warn"] = "warn"
-    """When loss or gradient of a step are not finite, or the loss exceeds the median of the last 64 steps by the median
-    itself and 20 median absolute deviations: warn and go on; skip: leave the global batch out; or stop the run."""
+    """When the loss of a step is not finite, or exceeds the median of the last 64 steps by the median itself and 20
+    median absolute deviations: warn and go on; skip: leave the global batch out; or stop the run. With skip and stop
+    gradients that are not finite count, too."""
     shard: int | Literal["all"] | None = None
     """Shard weights, gradients and momenta over all workers, for models that are larger than a GPU; with a number N,
     over each group of N workers. Groups have equal copies."""

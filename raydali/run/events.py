@@ -140,7 +140,7 @@ class BadLoss(Event):
 
     Attributes:
         why: what is bad, such as "its loss is nan".
-        loss, gradient_norm: of its global batch.
+        loss, gradient_norm: of its global batch; the norm is None if it was not computed.
         left_out: whether the step was taken back.
         checkpoint: the step of the newest checkpoint before it, which is kept; 0: there is none.
         command: shows the step again.
@@ -150,7 +150,7 @@ class BadLoss(Event):
     step: int
     why: str
     loss: float
-    gradient_norm: float
+    gradient_norm: float | None
     left_out: bool
     checkpoint: int
     command: str

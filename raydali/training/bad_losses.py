@@ -32,11 +32,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class JudgedStep(NamedTuple):
-    """A step with the loss and the gradient norm of its global batch, and whether they are bad."""
+    """A step with the loss of its global batch, its gradient norm if that is known, and whether they are bad."""
 
     step: int
     loss: float
-    norm: float
+    norm: float | None
     is_bad: bool
 
 
@@ -76,14 +76,18 @@ class LossWatch:
         micro_batches: number of micro-batches in a global batch.
         skips: whether bad steps are taken back: weights, momenta, averages, and the buffers of modules. The device
             needs memory for a copy of them. Counts on the host go on: LAMB's steps, and those of an average's warm-up.
+        needs_norm: whether gradients are judged, too, also where they are not clipped.
 
     Attributes:
         window: the losses by which a jump is judged, a part of the run's state.
-        skips: see the argument.
+        skips, needs_norm: see the arguments.
     """
 
-    def __init__(self, worker: Worker, precision: Precision, *, micro_batches: int, skips: bool) -> None:
+    def __init__(
+        self, worker: Worker, precision: Precision, *, micro_batches: int, skips: bool, needs_norm: bool
+    ) -> None:
         self._worker, self._precision, self._share, self.skips = worker, precision, 1 / micro_batches, skips
+        self.needs_norm, self._has_norm = needs_norm, False
         self.window = LossWindow(worker.device if skips else torch.device("cpu"))
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
         self._state: Callable[[], list[torch.Tensor]] = list
@@ -114,10 +118,12 @@ class LossWatch:
         """Add the loss of a micro-batch."""
         self._rows[len(self._steps) - 1, 0].add_(loss, alpha=self._share)
 
-    def before_update(self, norm: torch.Tensor) -> None:
-        """Judge the step by its losses and the norm of its gradient, which is the same on all ranks."""
+    def before_update(self, norm: torch.Tensor | None) -> None:
+        """Judge the step by its losses and the norm of its gradient, if known, which is the same on all ranks."""
         row = self._rows[len(self._steps) - 1]
-        row[1] = norm
+        self._has_norm = norm is not None
+        if norm is not None:
+            row[1] = norm
         if self.skips:
             self._worker.all_reduce(row[:1])
             row[2] = self.window.is_bad(row[0], self._norm(row[1]))
@@ -144,7 +150,7 @@ class LossWatch:
             copied.wait()
             for step, (loss, norm, bad) in zip(steps, copied.state, strict=False):
                 is_bad = bad if self.skips else self.window.is_bad(loss, self._norm(norm))
-                yield JudgedStep(step, loss.item(), norm.item(), bool(is_bad))
+                yield JudgedStep(step, loss.item(), norm.item() if self._has_norm else None, bool(is_bad))
 
     def _send(self) -> None:
         rows = self._rows

@@ -50,7 +50,7 @@ def test_nothing_waits(skips: bool) -> None:
     optimizer = build_optimizer("adamw", model, learning_rate=0.01, weight_decay=0.1)
     average, loss_sum = MovingAverage(model, 0.9), torch.zeros((), dtype=torch.float64, device=DEVICE)
     worker = Worker(rank=0, world_size=1, device=DEVICE, cpus=1, node="")
-    watch = LossWatch(worker, Precision("fp32", DEVICE), micro_batches=1, skips=skips)
+    watch = LossWatch(worker, Precision("fp32", DEVICE), micro_batches=1, skips=skips, needs_norm=True)
     images = torch.rand(16, 3, 32, 32, device=DEVICE)
     found: list[JudgedStep] = []
 

@@ -58,7 +58,7 @@ def test_a_step_that_is_taken_back_leaves_no_trace(name: OptimizerName, first: b
     optimizer = build_optimizer(name, model, learning_rate=0.1, weight_decay=0.1, head={"4.weight"})
     average, loss_sum = MovingAverage(model, 0.9), torch.zeros((), dtype=torch.float64)
     worker = Worker(rank=0, world_size=1, device=CPU, cpus=1, node="")
-    watch = LossWatch(worker, Precision("fp32", CPU), micro_batches=1, skips=True)
+    watch = LossWatch(worker, Precision("fp32", CPU), micro_batches=1, skips=True, needs_norm=True)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "ema": average}
 
     def step(number: int, images: torch.Tensor) -> None:

@@ -56,7 +56,7 @@ class _Recorder(LossWatch):
     """Watches losses as the run does, and records these steps in rows."""
 
     def __init__(self, steps: range, rows: list[Row], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **options | {"needs_norm": True})
         self._wanted, self._of_steps, self._model = steps, rows, nn.Module()
         self._hooks: list[Any] = []
         self._buffers: list[torch.Tensor] = []
@@ -92,9 +92,9 @@ class _Recorder(LossWatch):
         with torch.no_grad(), self._precision.autocast(), _constant(self._model, self._buffers):
             return [loss(*(each[place : place + 1] for each in inputs)).item() for place in range(count)]
 
-    def before_update(self, norm: torch.Tensor) -> None:
+    def before_update(self, norm: torch.Tensor | None) -> None:
         super().before_update(norm)
-        if self._hooks:
+        if self._hooks and norm is not None:
             layers = defaultdict[str, list[torch.Tensor]](list)
             for name, parameter in self._model.named_parameters():
                 if parameter.grad is not None:

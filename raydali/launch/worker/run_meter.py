@@ -146,7 +146,8 @@ class RunMeter:
                 self.meter.left_out += is_bad * run.micro_batches * run.config.batch_size
             if not is_bad or (in_a_row and not skips):  # if weights are not finite, no loss is any more
                 continue
-            before, why = session.cursor.saved, f"its loss is {loss:.4g} and its gradient norm {norm:.4g}"
+            before = session.cursor.saved
+            why = f"its loss is {loss:.4g}" + ("" if norm is None else f" and its gradient norm {norm:.4g}")
             session.checkpoints.protect(before)
             command = f"raydali replay {session.folder} --step {step}"
             facts: dict[str, Any] = {"step": step, "loss": loss, "gradient_norm": norm, "checkpoint": before}

@@ -65,6 +65,7 @@ class RunParts:
             self.precision,
             micro_batches=self.stream.micro_batches_per_step,
             skips=config.on_bad_loss == "skip",
+            needs_norm=config.on_bad_loss != "warn",
         )
 
 
@@ -203,12 +204,13 @@ class Step:
         scaler, parameters = run.precision.scaler, [*run.state.model.parameters()]
         scaler.unscale_(optimizer)
         several = True if run.sharding is not None and run.on_gpu else None  # one by one, sharded ones are slow
+        norm: torch.Tensor | None = None
         if max_norm is not None:
             norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=several)
-        else:
+        elif run.watch.needs_norm:  # it takes the host up to a millisecond
             gradients = [each.grad for each in parameters if each.grad is not None]
             norm = nn.utils.get_total_norm(gradients, foreach=several)
-        if is_sharded(norm):
+        if norm is not None and is_sharded(norm):
             norm = norm.full_tensor()
         if not self.is_warm_up:
             run.watch.before_update(norm)
