@@ -4,6 +4,7 @@ The job's train() runs as on one worker, which takes all micro-batches of each s
 has an empty folder of its own in place of the run's, and ends the loop after the last step.
 """
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -205,4 +206,5 @@ def replayed(
             session.class_labels = class_labels(data.train)
         with suppress(_ReplayedError):
             train(config, data, session)
+        gc.unfreeze()  # what the run froze: at the end of the process, libraries complain of objects that remain
     return session.rows
