@@ -114,13 +114,6 @@ def test_the_example_of_a_loop_stands_on_its_page() -> None:
     assert f"```python\n{code}```\n" in (ROOT / "docs/own-loop.md").read_text()
 
 
-def test_the_example_of_a_job_stands_on_its_page() -> None:
-    """Its part that differs from other jobs."""
-    code = (ROOT / "docs/examples/regression.py").read_text()
-    shown = code[code.index("def open_data") : code.index("\n\ndef network")]
-    assert f"```py\n{shown}```\n" in (ROOT / "docs/own-data.md").read_text()
-
-
 def test_the_drawn_stream_is_the_stream() -> None:
     drawn = [int(id) for id in re.findall(r'class="id"[^>]*>(\d+)<', (ROOT / "docs/stream.svg").read_text())]
     stream = Stream(samples=11, epochs=2, batch_size=2, global_batch_size=4, seed=0)
