@@ -67,9 +67,9 @@ def test_the_page_leads_to_a_model_that_torchvision_loads(home: Path) -> None:
         outputs.append(done.stdout)
     assert (home / "sheet.png").stat().st_size > 10_000
 
-    shown = blocks("text")[1].splitlines()
+    (shown,) = blocks("text")
     first = outputs[1].splitlines()
-    for line, named in zip(shown, ("data: ", "weights: ", "fine-tuning with "), strict=True):
+    for line, named in zip(shown.splitlines(), ("data: ", "weights: ", "fine-tuning with "), strict=True):
         (said,) = [each for each in first if each.startswith(named)]
         plain = [re.sub(r"[\d,.]+|~/\S+|/\S+", "#", each) for each in (line, said)]
         assert plain[0] == plain[1]
