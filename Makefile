@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist load
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all fast-tests all-tests quick chaos scoreboard check style types docs wheel lock format clean
+.PHONY: setup demo test test-all fast-tests all-tests quick chaos scoreboard pictures check style types docs wheel lock format clean
 
 setup: .venv/ready
 
@@ -38,6 +38,11 @@ chaos: setup
 scoreboard: setup
 	PYTHONPATH=.:$(PYTHONPATH) $(BIN)/python -m tests.support.peers \
 		--data $(or $(DATA),$(error give DATA=DIR, a folder of class folders of JPEGs)) $(OPTIONS)
+
+# Of docs/, from runs of the demo and in Debian's chromium; with DATA=DIR of the scoreboard, too.
+pictures: setup
+	$(BIN)/python -m tests.support.doc_pictures
+	$(if $(DATA),$(MAKE) scoreboard OPTIONS="--local-s3 --picture docs/scoreboard.svg")
 
 check: style types
 

@@ -30,7 +30,8 @@ class Browser:
         command = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         options = (
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-            *("--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"),
+            *("--disable-background-networking", "--hide-scrollbars", "--remote-debugging-pipe"),
+            f"--user-data-dir={profile}",
         )
         self._process = subprocess.Popen(
             ["bash", "-c", command, "bash", program, *options, "about:blank"],
@@ -116,10 +117,17 @@ class Browser:
                     found.append(url)
         return found
 
-    def picture(self, *, whole: bool = False) -> bytes:
-        """The page as a PNG: what is seen, or all of it."""
+    def picture(self, *, whole: bool = False, of: str | None = None) -> bytes:
+        """The page as a PNG: what is seen, all of it, or the first element of a CSS selector, with a margin."""
         options: dict[str, Any] = {}
-        if whole:
+        if of:
+            x, y, width, height = self.run(
+                f"(({{x, y, width, height}}) => [x, y, width, height])"
+                f"(document.querySelector({json.dumps(of)}).getBoundingClientRect())"
+            )
+            clip = {"x": x - 8, "y": y - 8, "width": width + 16, "height": height + 16, "scale": 1}
+            options = {"captureBeyondViewport": True, "clip": clip}
+        elif whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 12000), "scale": 1}
             options = {"captureBeyondViewport": True, "clip": clip}
