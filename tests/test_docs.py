@@ -144,6 +144,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
 def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text()
+    assert f"raydali-{version}-py3-none-any.whl" in (ROOT / "docs/quick-start.md").read_text()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["cff-version"], citation["version"], citation["license"]) == ("1.2.0", version, "Apache-2.0")
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:100]
