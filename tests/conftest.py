@@ -46,6 +46,14 @@ def _modules_are_no_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _indexes_are_in_no_storage() -> None:
+    """A command line that an earlier module parsed names a storage of runs, where indexes would be kept, too."""
+    from raydali.data.index.cache import cache_with_runs
+
+    cache_with_runs(None)
+
+
 def pytest_unconfigure() -> None:
     """Libraries report what is not collected at the end as a leak."""
     gc.unfreeze()

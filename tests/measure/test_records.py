@@ -18,7 +18,8 @@ LINE = json.loads(
      "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "gpu_busy": 0.9, "flops_per_image": 2.4e10, "mfu": 0.17,
      "loss": 1.2, "learning_rate": 0.1,
      "validation": {"images": 360, "loss": 0.4, "top1": 0.95, "top5": 1.0, "seconds": 0.8},
-     "checkpoint_seconds": 0.1, "quarantined": 0, "storage": null, "cached": null, "verdict": "step-bound: ...",
+     "checkpoint_seconds": 0.1, "quarantined": 0, "left_out": 0, "storage": null, "cached": null,
+     "verdict": "step-bound: ...",
      "costs": {"storage": 0.03},
      "ranks": [{"rank": 0, "node": "n", "images": 1280, "loader_wait_seconds": 0.2, "step_seconds": 4.3}]}"""
 )
