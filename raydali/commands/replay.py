@@ -30,7 +30,7 @@ from raydali.text import error_line, printable
 
 RESULT = "replay.json"
 KEYS = "id", "read", "epoch", "repeat"
-"""What is compared of each sample: with the seed, these are the key of all that is drawn for it."""
+"""Columns that `--against` compares for each sample; with the seed, they decide all that is drawn for it."""
 SHOWN = 10
 """Rows of a printed table."""
 
@@ -46,11 +46,11 @@ class Replay:
     to: int | None = None
     """The last step, if more than one are shown."""
     against: str | None = None
-    """What is compared: the folder samples/ that a run has with --trace-samples."""
+    """Folder samples/, which a run has with --trace-samples, to compare with."""
     job: str | None = None
     """Name or file of the run's job. Default: the one that the run names, in this folder if it is yours."""
     data: str | None = None
-    """Where the run's data are on this machine. Default: as in the run."""
+    """Place of the run's data on this machine. Default: as in the run."""
     device: str | None = None
     """Device that trains: cpu, or the number of a GPU. Default: 0, or cpu on a machine without a GPU."""
     show: int = 8

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.load.loader import Batch
-from raydali.training.checkpoint_file import Snapshot, tensors_in
+from raydali.training.checkpoint_file import INTEGERS, Snapshot, tensors_in
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.worker import Worker
 
@@ -28,7 +28,6 @@ WINDOW, LEAST = 64, 32
 """Number of losses by which a jump is judged, and the number below which none is."""
 JUMP = 20.0
 """A loss jumps if it is further above the median than this many median absolute deviations, and than the median."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class JudgedStep(NamedTuple):
@@ -188,7 +187,7 @@ def _bits(kept: dict[torch.Tensor, torch.Tensor]) -> Iterable[tuple[list[torch.T
     """Return the tensors and what is kept of them as integers of the same bits, by their dtype."""
     groups = defaultdict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]](lambda: ([], []))
     for now, copy in kept.items():
-        integers = _INTEGERS[now.itemsize]
+        integers = INTEGERS[now.itemsize]
         for tensors, tensor in zip(groups[integers], (now, copy), strict=True):
             tensors.append(tensor.detach().view(integers))
     return groups.values()

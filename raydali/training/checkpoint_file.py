@@ -41,6 +41,10 @@ def is_finite(state: State) -> bool:
     return all(bool(torch.stack(of_device).isfinite().all()) for of_device in sums.values())
 
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Dtypes in which the bits of tensors are exact, by their bytes."""
+
+
 def tensors_in(value: State) -> Iterator[torch.Tensor]:
     """Yield the tensors of a nested state, in order."""
     if isinstance(value, torch.Tensor):

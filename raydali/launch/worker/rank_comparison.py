@@ -18,10 +18,8 @@ from raydali.host.hardware import cpu_facts
 from raydali.launch.worker.session import Session
 from raydali.run.events import RanksDiffer
 from raydali.run.folder import EVENTS
-from raydali.training.checkpoint_file import tensors_in
+from raydali.training.checkpoint_file import INTEGERS, tensors_in
 from raydali.training.worker import Worker
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RankComparison:
@@ -120,7 +118,7 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).reshape(-1).contiguous()
     size = flat.itemsize
     is_whole = flat.numel() * size % 8 == flat.storage_offset() * size % 8 == 0
-    return flat.view(torch.int64 if is_whole else _INTEGERS[size])
+    return flat.view(torch.int64 if is_whole else INTEGERS[size])
 
 
 def odd_ranks(checksums: Sequence[int]) -> list[int]:

@@ -39,7 +39,7 @@ class _ReplayedError(Exception):
 
 
 Row = dict[str, Any]
-"""What is known of a step or of a micro-batch."""
+"""The facts of a step or of a micro-batch, by name."""
 
 
 def row_of(batch: MicroBatch, alone: list[float] | None = None) -> Row:
