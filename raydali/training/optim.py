@@ -113,11 +113,17 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the momenta of a checkpoint, but keep the optimizer's current settings.
 
     The settings also decide where the state is: Adam's `step` is on the GPU only if the kernels are fused. What only
-    the checkpoint's groups have is state, too: LAMB's `step`.
+    the checkpoint's groups have is state, too: LAMB's `step`. Momenta get the strides of their weights, which fused
+    kernels need: a sharded run saves those of a convolution in another order than a whole model may have.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**saved, **current, "params": saved["params"]} for current, saved in groups]
     optimizer.load_state_dict({**state, "param_groups": now})
+    for parameter, of_parameter in optimizer.state.items():
+        for name, value in of_parameter.items():
+            is_momentum = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if is_momentum and local(value).stride() != local(parameter).stride():
+                of_parameter[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 class MovingAverage(AveragedModel):

@@ -192,6 +192,24 @@ def test_a_resume_takes_momenta_but_not_settings() -> None:
     torch.testing.assert_close(after.state[model.weight], before.state[model.weight])
 
 
+@pytest.mark.parametrize("formats", [(torch.contiguous_format, torch.channels_last), (torch.channels_last,) * 2])
+def test_loaded_momenta_have_the_strides_of_their_weights(formats: tuple[torch.memory_format, ...]) -> None:
+    def trained(memory_format: torch.memory_format) -> tuple[nn.Conv2d, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Conv2d(4, 4, 3).to(memory_format=memory_format)
+        optimizer = build_optimizer("sgd", model, learning_rate=0.1, weight_decay=0.0)
+        model(torch.ones(1, 4, 5, 5)).square().sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    (_, before), (model, after) = map(trained, formats)
+    expected = after.state[model.weight]["momentum_buffer"].clone()
+    load_optimizer(after, copy.deepcopy(before.state_dict()))
+    loaded = after.state[model.weight]["momentum_buffer"]
+    assert loaded.stride() == model.weight.stride()
+    torch.testing.assert_close(loaded, expected)
+
+
 @pytest.mark.parametrize(("device", "there"), [("meta", True), ("cpu", False)])
 def test_adams_step_lies_where_the_optimizer_of_now_wants_it(device: str, there: bool) -> None:
     """Fused kernels, which only GPUs have here, take it on their device; torch itself goes by the checkpoint."""
