@@ -1,12 +1,14 @@
-"""The time that a rank waits for an all-reduce after its last gradient of a step, or for sharded weights."""
+"""The time that a rank waits for an all-reduce after its last gradient of a step, or for shards of other ranks."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
 
 from raydali.measure.meter import EpochMeter
 
@@ -73,19 +75,24 @@ class AllReduceTimer:
 
 
 class GatherTimer:
-    """A timer of the all-gathers of sharded weights that a forward pass waits for, every SAMPLE_SECONDS.
+    """A timer of what a step of a sharded model waits for, every SAMPLE_SECONDS: whole weights and sums of gradients.
 
-    Those of the backward pass, and its sums of gradients, are not measured.
+    FSDP2 waits for a unit's weights in hooks before its forward pass and of its output's gradient, and for the sum of
+    gradients in an autograd node of its inputs. For units without such inputs, and for the sums that are not complete
+    yet, it waits in a callback at the end of the backward pass.
 
     Args:
-        units: modules whose first hook before the forward pass waits for their weights.
+        units: the root and its other sharded modules; what FSDP2 registers there is between what this registers.
         on_gpu: whether the device waits, not the host.
     """
 
-    def __init__(self, units: Iterable[nn.Module], *, on_gpu: bool) -> None:
+    def __init__(self, units: Sequence[nn.Module], *, on_gpu: bool) -> None:
         for unit in units:
+            ends = partial(self._expect_backward, is_root=unit is units[0])
             unit.register_forward_pre_hook(lambda *_: self._note(), prepend=True)
-            unit.register_forward_pre_hook(lambda *_: self._note())
+            unit.register_forward_pre_hook(lambda _, inputs: self._has_weights(inputs))
+            unit.register_forward_hook(ends, prepend=True)
+            unit.register_forward_hook(ends)
         self._on_gpu, self._notes, self._look_at = on_gpu, list[Any](), 0.0
         self._measures = False
 
@@ -107,6 +114,25 @@ class GatherTimer:
         else:
             meter.sample_exchange(sum(ended - begun for begun, ended in pairs))
         notes.clear()
+
+    def _has_weights(self, inputs: tuple[Any, ...]) -> None:
+        self._note()
+        nodes = [tensor.grad_fn for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
+        for node in nodes[:1] if self._measures else ():
+            node.register_prehook(lambda _: self._note())
+            node.register_hook(lambda *_: self._note())
+
+    def _expect_backward(self, _module: nn.Module, _inputs: object, outputs: object, *, is_root: bool) -> None:
+        def begin(_gradient: torch.Tensor) -> None:
+            self._note()
+            if is_root:
+                Variable._execution_engine.queue_callback(self._note)
+
+        differentiable = [
+            each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad
+        ]
+        for output in differentiable[:1] if self._measures else ():
+            output.register_hook(begin)
 
     def _note(self) -> None:
         if self._measures and self._on_gpu:

@@ -281,7 +281,7 @@ def _straggling(finding: Finding) -> str:
 
 
 def _exchanged(finding: Finding) -> str:
-    what = "all-reduces" if finding.option("shard", None) is None else "all-gathers of parameters"
+    what = "all-reduces" if finding.option("shard", None) is None else "gathering weights and summing gradients"
     return f"{what} took {finding.cost:.0%} of the epoch although no rank was late"
 
 

@@ -113,7 +113,7 @@ class ForwardBackward:
     Attributes:
         loss: see the argument.
         warm_up_steps: number of eager steps before the capture.
-        allreduce: the timer of the all-reduce, or of the all-gathers of a sharded model; None for one rank.
+        allreduce: the timer of the all-reduce, or of a sharded model's communication; None for one rank.
     """
 
     def __init__(

@@ -5,41 +5,72 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profile
 from torchvision.models import VisionTransformer
 
+from raydali.measure.meter import EpochMeter
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.sharding import Sharding
 from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
+WAITS = "FSDP::pre_forward", "FSDP::pre_backward", "FSDP::post_backward_reduce"
+"""The events of FSDP2 in which a CPU waits for other ranks: one of each for a unit."""
 
 
-def counted(shards: bool) -> tuple[float | None, list[float]]:
-    """The operations of an image, and the losses of two steps after they were counted."""
+def sharded_vit(shards: bool = True, **sizes: int) -> tuple[nn.Module, ForwardBackward]:
+    """A network with three blocks in fp64, and the function of its loss."""
     worker, precision = Worker.join(CPU, cpus=1, node=""), Precision("fp64", CPU)
     torch.manual_seed(0)
-    model = VisionTransformer(16, 8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5).double()
+    sizes = {"hidden_dim": 16, "mlp_dim": 24, **sizes}
+    model = VisionTransformer(16, 8, num_layers=3, num_heads=2, num_classes=5, **sizes).double()
     sharding = None
     if shards:
         sharding = Sharding(worker, "all", precision.dtype, several=False, timeout=timedelta(minutes=2))
         assert sharding.shard(model) and len(sharding.units(model)) == 4
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = ForwardBackward(
-        model,
-        lambda images, labels: nn.functional.cross_entropy(model(images), labels),
-        worker,
-        precision,
-        micro_batches=worker.world_size,
-        sharding=sharding,
-    )
-    images, labels = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
-    flops, losses = step.flops_per_image(images, labels), list[float]()
+
+    def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(images), labels)
+
+    return model, ForwardBackward(model, loss, worker, precision, micro_batches=worker.world_size, sharding=sharding)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+
+
+def counted(shards: bool) -> tuple[float | None, list[float]]:
+    """The operations of an image, and the losses of two steps after they were counted."""
+    model, step = sharded_vit(shards)
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.1), batch()
+    flops, losses = step.flops_per_image(*inputs), list[float]()
     for _ in range(2):
-        losses.append(step(images, labels).item())
+        losses.append(step(*inputs).item())
         optimizer.step()
         optimizer.zero_grad()
     return flops, losses
+
+
+def timed() -> tuple[float, float, float]:
+    """The sampled communication of a step, what FSDP2's own events say, and the whole step, in seconds."""
+    _, step = sharded_vit(hidden_dim=64, mlp_dim=512)
+    meter, timer, inputs = EpochMeter(CPU, rank=0, world_size=2, node=""), step.allreduce, batch()
+    assert timer is not None
+    step(*inputs)  # it connects the ranks
+    meter.enter("step")
+    timer.expect(meter)
+    with profile() as profiler:
+        step(*inputs)
+    meter.enter("loop")
+    meter.end_step()
+    timer.sample(meter)
+    events = profiler.key_averages()
+    by_fsdp = sum(each.cpu_time_total for each in events if each.key.startswith(WAITS)) / 1e6
+    assert sum(each.count for each in events if each.key.startswith(WAITS)) == 3 * 4
+    record = meter.record()
+    assert record.shortest_exchange_seconds is not None
+    return record.shortest_exchange_seconds, by_fsdp, record.step_seconds
 
 
 def test_operations_of_a_sharded_network_are_counted_as_of_the_whole_one() -> None:
@@ -48,3 +79,8 @@ def test_operations_of_a_sharded_network_are_counted_as_of_the_whole_one() -> No
     for of_rank, losses_of_rank in run_ranks(2, counted, True):
         assert of_rank == flops
         assert losses_of_rank == pytest.approx(losses, rel=1e-9)
+
+
+def test_communication_of_both_passes_is_timed() -> None:
+    for sampled, by_fsdp, step in run_ranks(2, timed):
+        assert by_fsdp < sampled < step
