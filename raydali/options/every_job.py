@@ -220,6 +220,10 @@ class TrainingOptions(PlacementOptions):
         """Number of epochs after which this command ends at the latest."""
         return self.stop_after or self.epochs
 
+    def sharded_over(self, workers: int) -> int:
+        """Return over how many of so many workers a model is sharded; 1: each has the whole."""
+        return workers if self.shard == "all" else self.shard or 1
+
     def validates(self, epoch: int) -> bool:
         """Return whether this epoch ends with a validation."""
         return (epoch + 1) % self.validate_every == 0 or epoch == self.epochs - 1

@@ -60,6 +60,7 @@ class Held:
     Attributes:
         group: its id.
         workers: how many it has.
+        sharded_over: over how many of them the model is sharded; 1: each has the whole.
         placed: when it got its places.
         waited: seconds before `placed` in which no worker was held, since the driver or the previous group began.
         restarts: whether its driver had a group before.
@@ -74,6 +75,7 @@ class Held:
     group: str
     workers: int
     placed: float
+    sharded_over: int = 1
     waited: float = 0.0
     restarts: bool = False
     released: float | None = None
@@ -279,6 +281,8 @@ def figures_of(summary: Mapping[str, Any]) -> str:
     }
     figures = [text for text in measured.values() if text is not None]
     figures += [] if cost is None else [f"${cost:.2f} at ${summary['price_usd_per_gpu_hour']:g} an hour"]
+    shards = sorted({group.get("sharded_over", 1) for group in summary["groups"]} - {1})
+    figures += [f"sharded over {' and '.join(map(str, shards))} workers"] if shards else []
     missing = [name for name, text in measured.items() if text is None]
     return ", ".join([*figures, *([f"not measured: {', '.join(missing)}"] if missing else [])])
 

@@ -120,6 +120,15 @@ def test_a_failure_a_resize_and_a_dead_driver() -> None:
     assert found["cost_usd"] is None and found["kwh"] is None
 
 
+def test_a_sharded_run_says_over_how_many_workers() -> None:
+    assert "sharded" not in describe(ledger_of(held()).summary(200.0))[1]
+    found = ledger_of(*(held(i, sharded_over=over) for i, over in enumerate((4, 1, 8, 4)))).summary(200.0)
+    assert "sharded over 4 and 8 workers" in describe(found)[1]
+    for group in found["groups"]:  # as earlier versions wrote it
+        del group["sharded_over"]
+    assert "sharded" not in describe(found)[1]
+
+
 def test_a_start_that_a_dead_driver_did_not_write() -> None:
     group = held(released=150.0)
     ledger = ledger_of(group)

@@ -93,7 +93,7 @@ class RunRecorder:
         self.report, self._metrics = LiveReport(task.folder, self.warn), RunMetrics(task.folder.name)
         self._unwritten: list[dict[str, Any]] = []
         self._warnings, self._began = WorkerWarnings(), time.time()
-        self.ledger = RunLedger(task.folder, task.attempt, task.options.price, self._publish)
+        self.ledger = RunLedger(task.folder, task.attempt, task.options, self._publish)
 
     def take(self, message: Message, arrived: float) -> None:
         """Record and show a message that arrived at this time, in seconds since 1970.

@@ -12,6 +12,7 @@ from typing import Any
 from raydali.errors import UsageError
 from raydali.host import start_clock
 from raydali.launch.driver.worker_group import WorkerGroup
+from raydali.options.every_job import TrainingOptions
 from raydali.run.events import CeilingMeasured, Rehearsed, Resumed, Started
 from raydali.run.folder import EPOCHS, RunFolder
 from raydali.run.ledger import LEDGER, Held, Ledger, describe, group_id
@@ -27,14 +28,14 @@ class RunLedger:
     Args:
         folder: the run's.
         driver: the id of this driver's attempt.
-        price: see `--price`.
+        options: of the job.
         publish: takes the contents of the file.
     """
 
     def __init__(
-        self, folder: RunFolder, driver: str, price: float | None, publish: Callable[[Mapping[str, Any]], None]
+        self, folder: RunFolder, driver: str, options: TrainingOptions, publish: Callable[[Mapping[str, Any]], None]
     ) -> None:
-        self._folder, self._driver, self._price, self._publish = folder, driver, price, publish
+        self._folder, self._driver, self._options, self._publish = folder, driver, options, publish
         self._held: Held | None = None
         self._restarts, self._publish_at = False, 0.0
         self._ledger = self._read()
@@ -63,6 +64,7 @@ class RunLedger:
             group=group_id(self._driver, group.number),
             workers=group.workers,
             placed=now,
+            sharded_over=self._options.sharded_over(group.workers),
             waited=max(0.0, now - self._free_since),
             restarts=self._restarts,
         )
@@ -105,7 +107,7 @@ class RunLedger:
 
     def publish(self) -> list[str]:
         """Publish the ledger; return two lines for the console, none if no worker was held."""
-        summary = self._ledger.summary(time.time(), self._price)
+        summary = self._ledger.summary(time.time(), self._options.price)
         self._publish(summary)
         self._publish_at = time.monotonic() + PUBLISH_SECONDS
         return describe(summary) if self._ledger.groups else []

@@ -241,7 +241,7 @@ class Step:
 
 
 def _sharding(config: TrainingOptions, worker: Worker, dtype: torch.dtype, *, several: bool) -> "Sharding | None":
-    if config.shard is None or worker.world_size == 1:
+    if config.shard is None or config.sharded_over(worker.world_size) == 1:
         return None
     from raydali.training.sharding import Sharding  # not before: it takes half a second
 

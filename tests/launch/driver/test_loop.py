@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import MagicMock
 
 import pytest
@@ -45,7 +45,13 @@ class Play:
     """
 
     def __init__(
-        self, path: Path, max_failures: int = -1, workers: tuple[int, int] = (2, 2), *, own: bool = True
+        self,
+        path: Path,
+        max_failures: int = -1,
+        workers: tuple[int, int] = (2, 2),
+        *,
+        own: bool = True,
+        shard: int | Literal["all"] | None = None,
     ) -> None:
         self.folder = Attempt().fenced(folder_of(path))
         self.nodes = {"a": ((4.0, 0.0), (4.0, 0.0))}
@@ -56,7 +62,7 @@ class Play:
         self._steps: Iterator[Any] = iter(())
         self._end: Any = None
         self._interrupt = Interrupt()
-        options = TrainingOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0)
+        options = TrainingOptions(max_failures=max_failures, hang_timeout=0, start_timeout=0, shard=shard)
         task: Any = MagicMock(options=options, folder=self.folder, channel=self)
         self.recorder = records = RunRecorder(task, print, Console())
         placement = Placement(*workers, 1, False, workers[1])
@@ -168,6 +174,18 @@ def test_a_storage_that_does_not_answer_holds_up_nothing(tmp_path: Path, capsys:
     kinds = [row["event"] for row in play.folder.rows("events.jsonl")]
     assert kinds == ["start", "failure", "resume", "failure", "resume"]
     assert len(play.folder.read_json(LEDGER)["groups"]) == 3
+
+
+@pytest.mark.parametrize(("shard", "over"), [("all", [4, 2]), (2, [2, 2]), (None, [1, 1])])
+def test_the_ledger_knows_over_how_many_workers_a_model_was_sharded(
+    tmp_path: Path, shard: Any, over: list[int]
+) -> None:
+    play = Play(tmp_path, workers=(2, 4), shard=shard)
+    play.train(
+        started(0, Started), lambda: play.nodes.update(a=((2.0, 0.0), (2.0, 0.0))), KILLED, started(3), "finished"
+    )
+    assert play.starts == [4, 2]
+    assert [group["sharded_over"] for group in play.folder.read_json(LEDGER)["groups"]] == over
 
 
 def test_a_driver_ends_once_another_one_has_taken_over(tmp_path: Path) -> None:
