@@ -6,12 +6,12 @@ The first epoch of the short run has the costs of a start, the later ones have w
 another number of GPUs, a step has the measured time of its micro-batches, and an all-reduce around a ring of GPUs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from raydali.measure.memory import largest_batch
+from raydali.measure.memory import MARGIN, largest_batch
 
 Record = Mapping[str, Any]
 OF_START = "start-up", "compile"
@@ -124,6 +124,8 @@ class Forecast:
             they are not measured.
         price: of a worker's hour, in USD; None if it is not given.
         weights_bytes, bandwidth: see `Measured.step_of`.
+        state_bytes: whole weights, momenta and averages.
+        sharded_over: returns over how many of so many workers they are sharded; 1: each has the whole.
     """
 
     samples: int
@@ -140,6 +142,8 @@ class Forecast:
     price: float | None
     weights_bytes: int
     bandwidth: float | None = None
+    state_bytes: int = 0
+    sharded_over: Callable[[int], int] = lambda _: 1
 
     def _steps_and_checkpoints(self, global_batch_size: int) -> tuple[int, int]:
         steps = self.epochs * self.samples // global_batch_size
@@ -155,6 +159,19 @@ class Forecast:
         seconds["validation"] = self.validations * self.measured.validation(self.measured.workers)
         return seconds
 
+    def memory_of(self, workers: int, micro_batches: int) -> int:
+        """Return the most bytes that one of so many workers needs, each with so many micro-batches in a step.
+
+        It is as measured, with other parts of weights, momenta and averages. Parts of gradients may not be in the peak,
+        so smaller ones save nothing. Between micro-batches, whole weights and gradients stay in the memory.
+        """
+        measured = self.measured
+        over, before = self.sharded_over(workers), self.sharded_over(measured.workers)
+        more = 1 / over - 1 / before
+        stays = over > 1 and micro_batches > 1 and (before == 1 or measured.micro_batches <= 1)
+        gradients = (max(0.0, more) + 2 * stays) * self.weights_bytes
+        return int(measured.memory_bytes + more * self.state_bytes + gradients)
+
     def row(self, workers: int, global_batch_size: int) -> dict[str, Any]:
         """Return the forecast for so many workers and this global batch, with the names of `raydali plan --json`."""
         measured = self.measured
@@ -164,7 +181,7 @@ class Forecast:
         epochs = steps * step + self.validations * measured.validation(workers) + checkpoints * measured.checkpoint
         held = self.starting + measured.start_extra_seconds + epochs + self.ending
         ceiling = measured.ceiling and measured.ceiling * workers / measured.workers
-        kwh = None
+        kwh, memory, total = None, self.memory_of(workers, micro_batches), measured.memory_total_bytes
         if self.starting_joules is not None and self.watts is not None:
             kwh = (self.starting_joules + self.watts * (held - self.starting)) / 3.6e6 * workers / measured.workers
         return {
@@ -179,4 +196,7 @@ class Forecast:
             "cost_usd": None if self.price is None else round(self.price * held / 3600 * workers, 4),
             "estimated": measured.on_gpus and workers > measured.workers,
             "bandwidth": None if workers == measured.workers else self.bandwidth,
+            "sharded_over": self.sharded_over(workers),
+            "memory_bytes": memory,
+            "fits": None if total is None else memory <= max(measured.memory_bytes, (1 - MARGIN) * total),
         }

@@ -1,11 +1,12 @@
 """The forecast of a run from the records of a short one, on numbers that are easy to check."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from raydali.measure.forecast import Forecast, Measured
 from raydali.measure.memory import largest_batch
+from raydali.options.every_job import TrainingOptions
 from tests.support.rank_records import rank
 
 GIB = 2**30
@@ -141,6 +142,43 @@ def test_other_numbers_of_gpus() -> None:
     assert (two.step, two.exchange) == pytest.approx((0.1, 0.02))
     assert two.step_of(1, 1, 0, None) == pytest.approx(0.08)
     assert two.step_of(4, 1, 0, None) == pytest.approx(0.08 + 0.02 * (3 / 4) / (1 / 2))
+
+
+@pytest.mark.parametrize(
+    ("measured", "shard", "expected"),
+    [
+        (1, "all", {1: 34.0, 2: 28.0, 4: 25.0}),  # half of 12 GiB less, and three quarters
+        (4, "all", {1: 34 + 9 + 3, 2: 34 + 3 + 1, 4: 34.0, 8: 34 - 1.5}),  # gradients of 4 GiB add to a peak only
+        (4, 2, {2: 34.0, 4: 34.0, 8: 34.0}),
+        (2, None, {1: 34.0, 8: 34.0}),
+    ],
+)
+def test_memory_by_shards(measured: int, shard: int | Literal["all"] | None, expected: dict[int, float]) -> None:
+    bytes_: dict[str, Any] = {"state_bytes": 12 * GIB, "weights_bytes": 4 * GIB}
+    over = TrainingOptions(shard=shard).sharded_over
+    run = forecast(record(80, measured), sharded_over=over, **bytes_)
+    rows = {workers: run.row(workers, 100 * workers) for workers in expected}
+    assert {workers: row["memory_bytes"] / GIB for workers, row in rows.items()} == pytest.approx(expected)
+    assert all(row["fits"] and row["sharded_over"] == over(workers) for workers, row in rows.items())
+
+
+def test_whole_weights_and_gradients_stay_between_micro_batches() -> None:
+    facts: dict[str, Any] = {"sharded_over": TrainingOptions(shard="all").sharded_over, "weights_bytes": 4 * GIB}
+    one = forecast(record(80, 4), state_bytes=12 * GIB, **facts)
+    assert one.memory_of(2, 2) - one.memory_of(2, 1) == 8 * GIB
+    assert one.memory_of(1, 4) == one.memory_of(1, 1)  # of a worker that has the whole, they do anyway
+    several = forecast(record(80, 4, images=16_000), state_bytes=12 * GIB, **facts)
+    assert several.memory_of(2, 4) == one.memory_of(2, 1)
+
+
+def test_what_fits() -> None:
+    facts: dict[str, Any] = {"sharded_over": TrainingOptions(shard="all").sharded_over, "weights_bytes": 0}
+    run = forecast(record(80, 2), state_bytes=79 * GIB, **facts)
+    assert run.memory_of(1, 1) == 73.5 * GIB and run.row(1, 100)["fits"]
+    assert not forecast(record(80, 2), state_bytes=80 * GIB, **facts).row(1, 100)["fits"]  # with a margin of 8%
+    full = {**MEMORY, "peak": 75 * GIB}  # 79 with others; what has run has fitted
+    assert forecast(record(80, 2, memory=full), state_bytes=GIB, **facts).row(2, 200)["fits"]
+    assert forecast(record(80, memory={"peak": GIB}, device="cpu")).row(1, 100)["fits"] is None
 
 
 def test_what_was_not_measured_is_null() -> None:

@@ -172,10 +172,13 @@ def _forecast(
         watts=None if None in (begun, group["joules"]) else (group["joules"] - begun) / trained,
         price=options.price,
         weights_bytes=sizes["best"],
+        state_bytes=sizes[name_of(step)],
+        sharded_over=options.sharded_over,
         bandwidth=None if bandwidth is None else bandwidth * 1e9,
     )
     workers, batch = group["workers"], settings["global_batch_size"]
     others = [number for number in GPUS if number <= gpus and measured.on_gpus]
+    others = [number for number in others if not number % options.sharded_over(number)]
     # A global batch that was not given grows with the number of workers.
     batches = {count: batch if options.global_batch_size else batch * count // workers for count in {workers, *others}}
     rows = {count: run.row(count, of) for count, of in sorted(batches.items()) if count * settings["batch_size"] <= of}
@@ -184,8 +187,7 @@ def _forecast(
     cause = max(seconds, key=lambda name: seconds[name])
     verdict = measured.typical["verdict"]
     return {
-        **{name: value for name, value in row.items() if name not in ("gpus", "estimated", "bandwidth")},
-        "memory_bytes": measured.memory_bytes,
+        **{name: value for name, value in row.items() if name not in ("gpus", "estimated", "bandwidth", "fits")},
         "memory_total_bytes": measured.memory_total_bytes,
         "largest_batch_size": measured.largest_batch_size,
         "disk_bytes": kept * sizes[name_of(step)] + sizes["best"],
@@ -208,8 +210,17 @@ def _forecast(
     }
 
 
+def _memory(row: dict[str, Any], measured: int) -> str:
+    size = f"{row['memory_bytes'] / 2**30:.1f} GiB"
+    if row["workers"] == measured:
+        return size
+    return f"at most {size}" if row["fits"] else f"{size} may not fit"
+
+
 def _show(forecast: dict[str, Any]) -> None:
-    rows = []
+    rows, names = [], ["on", "global batch", "the run", "an epoch", "images/s", "goodput", "kWh", "cost"]
+    if shards := any(row["sharded_over"] > 1 for row in forecast["gpus"]):
+        names.append("memory")
     for row in forecast["gpus"]:
         what = plural(row["gpus"], "GPU") if row["gpus"] else f"{plural(row['workers'], 'worker')} on CPUs"
         assumed = f", at {row['bandwidth'] / 1e9:g} GB/s" if row["bandwidth"] else ""
@@ -223,11 +234,13 @@ def _show(forecast: dict[str, Any]) -> None:
                 NOT_MEASURED if row["goodput"] is None else f"{row['goodput']:.1%}",
                 NOT_MEASURED if row["kwh"] is None else f"{row['kwh']:.3g}",
                 "-" if row["cost_usd"] is None else f"${row['cost_usd']:,.2f}",
+                *([_memory(row, forecast["workers"])] if shards else []),
             )
         )
-    show("", ("on", "global batch", "the run", "an epoch", "images/s", "goodput", "kWh", "cost"), rows)
+    show("", names, rows)
     fits = forecast["largest_batch_size"]
-    print(f"memory of a worker: {forecast['memory_bytes'] / 2**30:.2f} GiB", end="")
+    over = f", sharded over {forecast['sharded_over']}" if forecast["sharded_over"] > 1 else ""
+    print(f"memory of a worker: {forecast['memory_bytes'] / 2**30:.2f} GiB{over}", end="")
     print(f"; the largest --batch-size that fits: about {fits}" if fits else "")
     print(f"disk for checkpoints: {forecast['disk_bytes'] / 1e9:.3g} GB")
     bottleneck = forecast["bottleneck"]
