@@ -16,10 +16,13 @@ from safetensors.torch import load
 from torchvision.models import VisionTransformer
 
 from jobs.imagenet import Data, train
+from raydali.errors import UsageError
+from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.run.events import CheckpointFailed
 from raydali.run.find import name_of, newest_step
 from raydali.run.folder import RunFolder
 from raydali.run.messages import Message
+from raydali.training.forward_backward import ForwardBackward
 from tests.jobs.test_world_size import Run, distance
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank_in_double
@@ -159,3 +162,27 @@ def test_a_full_disk_on_one_node_costs_that_checkpoint_only(
     assert_equal(folder, weights, alone[1])
     assert (failed["step"], failed["reason"]) == (4, "rank 1: [Errno 28] No space left on device")
     assert not folder.exists(f"{name_of(4)}/state.pt")
+
+
+def refused(*arguments: Any) -> str:
+    """Train on a device whose memory is full at the first step; return the error."""
+
+    def too_large(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForwardBackward, "__call__", too_large)
+        try:
+            in_double(*arguments)
+        except UsageError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("workers", "now"), [(2, "give a smaller one"), (1, "no smaller one was found that fits")])
+def test_a_micro_batch_that_is_too_large_names_the_shards(tmp_path: Path, digits: Data, workers: int, now: str) -> None:
+    """All ranks say so, and none waits for another one to try smaller sizes."""
+    config = replace(VIT, shard="all", batch_size=1)
+    errors = run_ranks(workers, refused, config, digits, folder_of(tmp_path))
+    instead = f"{now} or shard over more workers, or try --activation-checkpointing"
+    assert errors == [f"--batch-size 1 {OUT_OF_MEMORY}: {instead}"] * workers

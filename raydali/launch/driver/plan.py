@@ -81,7 +81,7 @@ def with_largest_batch(job: Job[Any], given: TrainingOptions) -> TrainingOptions
     """Return the options with the largest `batch_size` that fits into the GPUs, or with the run's own, if it exists.
 
     A short run measures the memory at the given size, or at smaller ones if that does not fit; a second one proves the
-    size that was found.
+    size that was found. With shards over a number of workers that may change, it has the fewest, whose are the largest.
 
     Raises:
         UsageError: there are no GPUs, or not even one sample fits; and see `launch`.
@@ -91,12 +91,16 @@ def with_largest_batch(job: Job[Any], given: TrainingOptions) -> TrainingOptions
     if given.no_gpu or not (gpu_names() or os.environ.get("RAY_ADDRESS")):
         raise UsageError("--batch-size auto measures the memory of GPUs, and there are none: give a number")
     whole, size, fits = given.global_batch_size, given.batch_size, 0
+    least, most = given.worker_range or (1, 1)
     while True:
         if whole is not None:  # it is a whole number of micro-batches
             size = largest_divisor(whole, size)
         Console().print(f"--batch-size auto: trying {size}")
+        trial = replace(given, batch_size=size)
+        if given.shard is not None and least < most:  # each has as many micro-batches as in the run
+            trial = replace(trial, workers=str(least), global_batch_size=whole or size * most)
         try:
-            with _short_run(job, replace(given, batch_size=size), MEMORY_SECONDS, ceiling=False) as folder:
+            with _short_run(job, trial, MEMORY_SECONDS, ceiling=False) as folder:
                 settings, measured = folder.read_json(CONFIG), Measured(folder.rows(EPOCHS), size, 0)
         except UsageError as error:
             if OUT_OF_MEMORY not in str(error) or size == 1:
@@ -105,8 +109,8 @@ def with_largest_batch(job: Job[Any], given: TrainingOptions) -> TrainingOptions
             continue
         if fits or measured.largest_batch_size is None:
             return replace(given, batch_size=size)
-        most = settings["samples"] if whole is None else whole
-        fits = min(measured.largest_batch_size, most // measured.workers)
+        samples = settings["samples"] if whole is None else whole
+        fits = min(measured.largest_batch_size, samples // max(measured.workers, most))
         if fits == size:
             return replace(given, batch_size=size)
         size = fits

@@ -231,7 +231,10 @@ class Step:
     def _too_large(self, instead: str) -> UsageError:
         run = self._run
         others = [] if run.config.activation_checkpointing else ["--activation-checkpointing"]
-        others += ["--shard"] if run.sharding is None and run.worker.world_size > 1 else []
+        if run.config.shard is not None:
+            others.append("more workers, which have smaller shards")
+        elif run.worker.world_size > 1:
+            others.append("--shard")
         hint = f", or try {' or '.join(others)}" if others else ""
         return UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}{hint}")
 

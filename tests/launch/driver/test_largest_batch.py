@@ -22,9 +22,11 @@ class Gpu:
 
     def __init__(self, overhead: float = 4.0, workers: int = 1, samples: int = 10**6) -> None:
         self.overhead, self.workers, self.samples, self.tried = overhead, workers, samples, list[int]()
+        self.asked = list[tuple[str | None, int | None]]()
 
     def launch(self, _job: object, given: Config, *_: Any) -> None:
         self.tried.append(given.batch_size)
+        self.asked.append((given.workers, given.global_batch_size))
         assert given.global_batch_size is None or given.global_batch_size % given.batch_size == 0
         if self.overhead + given.batch_size / 4 > 80:
             raise UsageError(f"--batch-size {given.batch_size} {OUT_OF_MEMORY}: about 1 would fit")
@@ -67,6 +69,21 @@ def test_limits_of_the_data_and_of_the_global_batch(tmp_path: Path, monkeypatch:
     assert found(Gpu(samples=300, workers=2), tmp_path, monkeypatch) == 150
     assert found(Gpu(workers=2), tmp_path, monkeypatch, global_batch_size=1024) == 256
     assert found(Gpu(workers=2), tmp_path, monkeypatch, global_batch_size=960) == 240
+
+
+def test_the_largest_shards_are_those_of_the_fewest_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elastic: dict[str, Any] = {"workers": "2:8", "shard": "all"}
+    gpu = Gpu(workers=2)
+    assert found(gpu, tmp_path, monkeypatch, **elastic) == 280
+    assert gpu.asked == [("2", 256 * 8), ("2", 280 * 8)]
+    assert found(Gpu(workers=2, samples=1000), tmp_path, monkeypatch, **elastic) == 125  # for 8 workers
+    gpu = Gpu(workers=2)
+    assert found(gpu, tmp_path, monkeypatch, **elastic, global_batch_size=960) == 120
+    assert {*gpu.asked} == {("2", 960)}
+    for given in (elastic | {"shard": None}, elastic | {"workers": "8"}):
+        gpu = Gpu(workers=8)
+        assert found(gpu, tmp_path, monkeypatch, **given) == 280
+        assert {*gpu.asked} == {(given["workers"], None)}
 
 
 def test_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
