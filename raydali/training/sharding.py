@@ -38,6 +38,7 @@ class Sharding:
         timeout: of process groups.
 
     Attributes:
+        shards: the number of workers that have a copy together.
         beside: the worker with a group for threads that write checkpoints.
     """
 
@@ -55,7 +56,8 @@ class Sharding:
         timeout: timedelta,
     ) -> None:
         self._worker, self._dtype, self._frees = worker, dtype, not several
-        self._mesh = _mesh(worker, worker.world_size if shard == "all" else shard, timeout)
+        self.shards = worker.world_size if shard == "all" else shard
+        self._mesh = _mesh(worker, self.shards, timeout)
         self._roots: list[nn.Module] = []
         self.beside = worker.beside(timeout)
 

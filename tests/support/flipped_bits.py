@@ -8,14 +8,15 @@ from torch.optim import Optimizer
 
 from raydali.launch.worker.session import Session
 from raydali.launch.worker.step import Step
+from raydali.training.checkpoint_file import local
 
 Where = Literal["weight", "momentum"]
 
 
 def flip(optimizer: Optimizer, where: Where) -> None:
-    """Flip a bit of the first weight, or of its momentum."""
-    weight = optimizer.param_groups[0]["params"][0]
-    tensor = weight.detach() if where == "weight" else optimizer.state[weight]["momentum_buffer"]
+    """Flip a bit of the first weight of which this rank has a part, or of its momentum."""
+    weight = next(each for each in optimizer.param_groups[0]["params"] if local(each).numel())
+    tensor = local(weight.detach() if where == "weight" else optimizer.state[weight]["momentum_buffer"])
     tensor.view(torch.int32)[(0,) * tensor.dim()] ^= 1 << 20
 
 

@@ -1,7 +1,8 @@
 """Compares the ranks of a run before each checkpoint; if they differ, the run goes back to the last one.
 
 Weights and states of optimizers must be equal on all ranks, bit for bit: gradients are summed over ranks once, and each
-rank applies the sums to the same weights. Buffers are not compared: statistics are those of a rank's own batches.
+rank applies the sums to the same weights. Of sharded copies, the ranks with the same shard must be equal. Buffers are
+not compared: statistics are those of a rank's own batches.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from raydali.host.hardware import cpu_facts
 from raydali.launch.worker.session import Session
 from raydali.run.events import RanksDiffer
 from raydali.run.folder import EVENTS
-from raydali.training.checkpoint_file import INTEGERS, tensors_in
+from raydali.training.checkpoint_file import INTEGERS, local, tensors_in
 from raydali.training.worker import Worker
 
 
@@ -26,12 +27,13 @@ class RankComparison:
     """The comparison on one rank. All ranks must call the same methods.
 
     Args:
-        compares: whether to compare at all, if there are several ranks.
+        compares: whether to compare at all, if there are several copies of the weights.
+        shards: number of ranks over which each copy is sharded, in the order of ranks.
     """
 
-    def __init__(self, session: Session, compares: bool) -> None:
-        self._session, self._worker = session, session.worker
-        self._compares = compares and self._worker.world_size > 1
+    def __init__(self, session: Session, compares: bool, shards: int = 1) -> None:
+        self._session, self._worker, self._shards = session, session.worker, shards
+        self._compares = compares and self._worker.world_size > shards
         self._before: dict[str, Any] = {}
 
     def resume(self) -> None:
@@ -57,12 +59,14 @@ class RankComparison:
             return
         worker, before = self._worker, self._before
         is_again = before.get("step") == step and not before.get("recomputed")
-        checksums = worker.exchange(int(mine))
-        if is_equal := len({*checksums}) == 1:
-            if not is_again or before["odd"] or checksums[0] not in before["checksums"]:
+        checksums, shards = worker.exchange(int(mine)), self._shards
+        of_shards = [checksums[shard::shards] for shard in range(shards)]
+        right: list[int | None]
+        if is_equal := all(len({*each}) == 1 for each in of_shards):
+            if not is_again or before["odd"]:
                 return
-            odd = [rank for rank, each in enumerate(before["checksums"]) if each != checksums[0]]
             checksums, ranks = before["checksums"], before["ranks"]
+            right = [now if now in checksums[shard::shards] else None for shard, (now, *_) in enumerate(of_shards)]
         else:
             ranks, kinds = zip(*worker.exchange(_described(worker)), strict=True)
             if len({*kinds}) > 1:  # they may compute differently
@@ -70,7 +74,10 @@ class RankComparison:
                 if worker.rank == 0:
                     self._session.warn("ranks with different devices or versions have different weights: not compared")
                 return
-            odd = odd_ranks(checksums)
+            right = [*map(majority, of_shards)]
+        odd = [rank for rank, each in enumerate(checksums) if right[rank % shards] not in (None, each)]
+        if is_equal and not odd:
+            return
         named = " and ".join(ranks[rank] for rank in odd)
         which = f"those of {named} are wrong" if odd else "nothing tells which are right"
         text = f"ranks {'had' if is_equal else 'have'} different weights or momenta after step {step}: {which}"
@@ -94,12 +101,12 @@ class RankComparison:
 
 @torch.no_grad()
 def checksum(parts: Iterable[object], device: torch.device) -> torch.Tensor:
-    """Return a checksum of all weights and optimizer states, int64 (), for which the host does not wait.
+    """Return a checksum of this rank's weights and optimizer states, int64 (), for which the host does not wait.
 
     Bits are summed as integers in each tensor, and the sums with odd factors, modulo 2**64. So the order of additions
     does not matter, and a flipped bit always shows: it changes the checksum by an odd multiple of a power of 2.
     """
-    tensors = (tensor for part in parts for tensor in _compared(part))
+    tensors = (local(tensor) for part in parts for tensor in _compared(part))
     # Some optimizers count their steps on the CPU.
     sums = [_integers(tensor).sum(dtype=torch.int64).to(device, non_blocking=True) for tensor in tensors]
     return (torch.stack(sums) * torch.arange(1, 2 * len(sums), 2, device=device)).sum()
@@ -121,10 +128,10 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int64 if is_whole else INTEGERS[size])
 
 
-def odd_ranks(checksums: Sequence[int]) -> list[int]:
-    """Return the ranks whose checksum is not that of most ranks; none if no checksum has a majority."""
+def majority(checksums: Sequence[int]) -> int | None:
+    """Return the checksum that most ranks have; None if none has a majority."""
     most, count = Counter(checksums).most_common(1)[0]
-    return [rank for rank, each in enumerate(checksums) if each != most] if 2 * count > len(checksums) else []
+    return most if 2 * count > len(checksums) else None
 
 
 def _described(worker: Worker) -> tuple[str, str]:

@@ -54,7 +54,7 @@ class RunParts:
         several = self.stream.micro_batches_per_step > self.worker.world_size
         self.sharding = _sharding(config, self.worker, self.precision.dtype, several=several)
         conditions = ceiling_conditions(config, self.worker)
-        ranks = RankComparison(session, config.compare_ranks and self.sharding is None)  # shards differ
+        ranks = RankComparison(session, config.compare_ranks, 1 if self.sharding is None else self.sharding.shards)
         self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks, self.sharding)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self.captures = config.cuda_graph and self.on_gpu and self.sharding is None
@@ -202,13 +202,15 @@ class Step:
         scaler.unscale_(optimizer)
         several = True if run.sharding is not None and run.on_gpu else None  # one by one, sharded ones are slow
         norm: torch.Tensor | None = None
-        if max_norm is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=several)
-        elif run.watch.needs_norm:  # it takes the host up to a millisecond
+        if max_norm is not None or run.watch.needs_norm:  # it takes the host up to a millisecond
             gradients = [each.grad for each in parameters if each.grad is not None]
             norm = nn.utils.get_total_norm(gradients, foreach=several)
-        if norm is not None and is_sharded(norm):
-            norm = norm.full_tensor()
+            if is_sharded(norm):
+                norm = norm.full_tensor()
+                run.worker.broadcast([norm])  # copies that sum it in other orders would drift apart
+        if max_norm is not None:
+            assert norm is not None
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=several)
         if not self.is_warm_up:
             run.watch.before_update(norm)
         updated = False

@@ -13,7 +13,7 @@ from torch import nn
 from jobs.imagenet import Config, Data, train
 from raydali.errors import DivergedError, NodeError
 from raydali.launch.worker import rank_comparison
-from raydali.launch.worker.rank_comparison import checksum, odd_ranks
+from raydali.launch.worker.rank_comparison import checksum, majority
 from raydali.run.events import RanksDiffer
 from raydali.run.find import newest_step
 from raydali.run.folder import EVENTS, RunFolder
@@ -115,6 +115,30 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
     assert {*run_ranks(world_size, outcome, off, digits, folder, always)} == {("", "")}
 
 
+@pytest.mark.parametrize("where", ["weight", "momentum"])
+@pytest.mark.parametrize(("copies", "again"), [(2, True), (3, False)])
+def test_of_sharded_copies_a_shard_that_differs_is_named(
+    tmp_path: Path, digits: Data, where: Where, copies: int, again: bool
+) -> None:
+    """Of two copies, the same steps tell; three have a majority."""
+    folder, fault, last = folder_of(tmp_path), Fault(where, 7, tmp_path / "flipped"), 2 * copies - 1
+    config = replace(CONFIG, shard=2, clip_grad=0.1, model="tests.jobs.test_sharding:small_transformer", ema_decay=0.9)
+    outcomes = run_ranks(2 * copies, outcome, config, digits, folder, fault)
+    assert [kind for kind, _ in outcomes] == ["RuntimeError"] * last + ["RuntimeError" if again else "NodeError"]
+    (first,) = folder.rows(EVENTS)
+    assert (first["step"], first["odd"], newest_step(folder)) == (8, [] if again else [last], 4)
+    shards = [{*first["checksums"][shard::2]} for shard in (0, 1)]
+    assert [*map(len, shards)] == [1, 2] and not shards[0] & shards[1]
+    assert {*run_ranks(2 * copies, outcome, config, digits, folder, fault)} == {("", "")} and newest_step(folder) == 9
+    assert [(row["odd"], row["recomputed"]) for row in folder.rows(EVENTS)[1:]] == [([last], True)] * again
+
+
+def test_shards_of_one_copy_are_not_compared(tmp_path: Path, digits: Data) -> None:
+    config, folder = replace(CONFIG, shard="all"), folder_of(tmp_path)
+    assert {*run_ranks(2, outcome, config, digits, folder, Fault("weight", 5, None))} == {("", "")}
+    assert not folder.rows(EVENTS) and newest_step(folder) == 9
+
+
 def on_other_devices(config: Config, data: Data, folder: RunFolder, fault: Plant) -> list[str]:
     session = RecordingSession(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -182,9 +206,9 @@ def test_statistics_of_batches_do_not_count() -> None:
     assert int(checksum([model], CPU)) == before
 
 
-def test_the_odd_ones_are_those_without_a_majority() -> None:
-    assert odd_ranks([5, 7, 5]) == [1] and odd_ranks([7, 5, 5, 5, 6]) == [0, 4]
-    assert odd_ranks([5, 7]) == odd_ranks([5, 5, 7, 7]) == odd_ranks([1, 2, 3]) == []
+def test_a_majority_is_more_than_half() -> None:
+    assert majority([5, 7, 5]) == majority([7, 5, 5, 5, 6]) == 5
+    assert majority([5, 7]) == majority([5, 5, 7, 7]) == majority([1, 2, 3]) is None
 
 
 SOAKED: list[dict[str, Any]] = [
