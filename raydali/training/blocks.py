@@ -1,7 +1,7 @@
 """The repeated blocks of a network, and their activations computed again in the backward pass to save memory."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -54,7 +54,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def recomputed(model: nn.Module) -> None:
+def recomputed(model: nn.Module, blocks_of: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks) -> None:
     """Let the blocks of a network keep only their inputs, and compute their activations again in the backward pass.
 
     Weights, names and results stay the same: random numbers are drawn again, and BatchNorm counts a batch once.
@@ -62,7 +62,7 @@ def recomputed(model: nn.Module) -> None:
     Raises:
         UsageError: the network repeats no block.
     """
-    blocks = repeated_blocks(model)
+    blocks = [*blocks_of(model)]
     if not blocks:
         raise UsageError(
             f"--activation-checkpointing needs a network of repeated blocks, and {type(model).__name__} has none: "

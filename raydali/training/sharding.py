@@ -6,7 +6,7 @@ A block is gathered while the one before it computes, and its memory is free aga
 second to import, so this file is imported only where something is sharded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
@@ -67,13 +67,13 @@ class Sharding:
         return self._mesh.ndim == 1 or self._mesh.get_local_rank("copy") == 0
 
     @torch.no_grad()
-    def shard(self, model: nn.Module) -> bool:
+    def shard(self, model: nn.Module, blocks_of: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks) -> bool:
         """Move a network from the host to the device, block by block, and shard it; its values are those of rank 0.
 
         Returns:
             Whether there are blocks; otherwise the whole network is gathered at once.
         """
-        blocks = repeated_blocks(model)
+        blocks = [*blocks_of(model)]
         # BatchNorm computes with weights in float32 only.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         casts = self._dtype.itemsize == 2 and not norms

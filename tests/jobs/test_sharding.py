@@ -184,5 +184,5 @@ def test_a_micro_batch_that_is_too_large_names_the_shards(tmp_path: Path, digits
     """All ranks say so, and none waits for another one to try smaller sizes."""
     config = replace(VIT, shard="all", batch_size=1)
     errors = run_ranks(workers, refused, config, digits, folder_of(tmp_path))
-    instead = f"{now} or shard over more workers, or try --activation-checkpointing"
+    instead = f"{now}, or try --activation-checkpointing or more workers, which have smaller shards"
     assert errors == [f"--batch-size 1 {OUT_OF_MEMORY}: {instead}"] * workers

@@ -7,25 +7,29 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
 import torchvision
+from safetensors.torch import load
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from jobs import imagenet
 from raydali import UsageError
+from raydali.run.folder import RunFolder
 from raydali.training.blocks import kept_activations, recomputed, repeated_blocks
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.models.factories import set_drop_path
 from raydali.training.worker import Worker
+from tests.support.copied_jobs import changed_copy, opened
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank_in_double
-from tests.support.ranks import folder_of, run_ranks
+from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 CPU = torch.device("cpu")
 
@@ -161,6 +165,53 @@ def test_a_network_without_blocks_is_refused() -> None:
     message = "--activation-checkpointing needs a network of repeated blocks, and VGG has none: leave it out"
     with pytest.raises(UsageError, match=re.escape(message)):
         recomputed(torchvision.models.vgg11())
+
+
+def of_sequences(num_classes: int) -> nn.Sequential:
+    """Blocks of one of PyTorch's own classes, which are not found."""
+    blocks = [
+        nn.Sequential(nn.Conv2d(size, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8))
+        for size in (3, 8, 8)
+    ]
+    return nn.Sequential(nn.Sequential(*blocks), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))
+
+
+BLOCKS = {"labels=data.train.one_each)": "labels=data.train.one_each, blocks=lambda model: [*model[0]])"}
+SHARDED: dict[str, Any] = {"shard": "all", "activation_checkpointing": True}
+IN_DOUBLE: dict[str, Any] = {"precision": "fp64", "learning_rate": 0.01, "epochs": 1, "batch_size": 24}
+
+
+def train_copy(file: Path, folder: RunFolder, **options: Any) -> tuple[list[str], dict[str, np.ndarray]]:
+    """What a run says, and its weights."""
+    model = f"{__name__}:of_sequences"
+    job, config, data = opened(file, model=model, global_batch_size=48, ema_decay=0.9, **IN_DOUBLE, **options)
+    session = LocalSession(folder)
+    job.train(config, data, session)
+    session.checkpoints.finish()
+    weights = {name: tensor.numpy() for name, tensor in load(folder.read("best/model.safetensors")).items()}
+    return [str(message) for message in session.messages if "blocks" in str(message)], weights
+
+
+def test_a_job_may_name_its_blocks(tmp_path: Path) -> None:
+    job, folders = (
+        changed_copy("imagenet", BLOCKS, tmp_path),
+        [folder_of(tmp_path, name) for name in ("whole", "parts")],
+    )
+    ((_, whole),) = run_ranks(1, train_copy, job, folders[0])
+    (said, parts), _ = run_ranks(2, partial(train_copy, **SHARDED), job, folders[1])
+    assert not said, "the blocks are found"
+    for name, value in whole.items():
+        np.testing.assert_allclose(parts[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_blocks_of_another_network_are_refused(tmp_path: Path) -> None:
+    job = changed_copy(
+        "imagenet",
+        {name: text.replace("[*model[0]]", "model[0].named_children()") for name, text in BLOCKS.items()},
+        tmp_path,
+    )
+    with pytest.raises(AssertionError, match=r"UsageError.*`blocks` must return modules"):
+        run_ranks(1, partial(train_copy, activation_checkpointing=True), job, folder_of(tmp_path))
 
 
 def test_a_run_has_the_same_weights(tmp_path: Path) -> None:

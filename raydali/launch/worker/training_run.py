@@ -18,7 +18,7 @@ An omitted or misplaced call ends the run with an error that names the call.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -50,7 +50,7 @@ from raydali.run.early_end import early_end
 from raydali.run.events import Left, Notice
 from raydali.run.messages import Note
 from raydali.run.model_file import BestWeights
-from raydali.training.blocks import recomputed
+from raydali.training.blocks import recomputed, repeated_blocks
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
@@ -71,6 +71,8 @@ class TrainingRun:
         session: the session that the launcher passes to the training function.
         samples: number of training samples.
         labels: labels of the training set, int64 (N,), if each sample has one.
+        blocks: returns the blocks of a network, for `--shard` and `--activation-checkpointing`; by default those that
+            it repeats. It is called with the model, and with the network of a moving average.
 
     Attributes:
         worker, stream: this worker, and the run's stream of ids.
@@ -78,11 +80,18 @@ class TrainingRun:
     """
 
     def __init__(
-        self, config: TrainingOptions, session: Session, *, samples: int, labels: NDArray[np.int64] | None = None
+        self,
+        config: TrainingOptions,
+        session: Session,
+        *,
+        samples: int,
+        labels: NDArray[np.int64] | None = None,
+        blocks: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks,
     ) -> None:
         self._run = run = RunParts(config, session, samples)
         self.worker, self.stream, self.precision = run.worker, run.stream, run.precision
         self._session, self._cursor, self._state, self._labels = session, session.cursor, run.state, labels
+        self._named_blocks = blocks
         session.steps_left = self.stream.steps - self._cursor.start
         self._notice: Notice | None = None
         self._step: Step | None = None
@@ -102,6 +111,11 @@ class TrainingRun:
         torch.set_default_dtype(self.precision.of_parameters)
         torch.backends.cudnn.benchmark = True
 
+    def _blocks(self, model: nn.Module) -> list[nn.Module]:
+        blocks = [*self._named_blocks(model)]
+        require({*blocks} <= {*model.modules()}, "`blocks` must return modules of the network that it gets")
+        return blocks
+
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a new model on the device, with the options that concern it.
 
@@ -114,7 +128,7 @@ class TrainingRun:
         if isinstance(self._run.config, StartingWeightsOptions) and self._run.config.freeze is not None:
             freeze(model, self._run.config.freeze)
         if self._run.config.activation_checkpointing:
-            recomputed(model)
+            recomputed(model, self._blocks)
         return model if self._run.sharding is not None else model.to(self.worker.device)
 
     def synchronized(self, model: nn.Module) -> nn.Module:
@@ -126,7 +140,7 @@ class TrainingRun:
         config, sharding = self._run.config, self._run.sharding
         if config.sync_bn and self.worker.world_size > 1:
             model = with_sync_batchnorm(model, self.worker.gradients, fused=bool(config.compile and config.fused))
-        if sharding is not None and not sharding.shard(model):
+        if sharding is not None and not sharding.shard(model, self._blocks):
             one = "the model has no repeated blocks, so --shard gathers the whole model for each step"
             self._session.emit_once(Note(one))
         return model
@@ -143,7 +157,7 @@ class TrainingRun:
             require(sharding.units(model), "with `--shard`, call `run.synchronized` before `run.register_state`")
             for part in others.values():
                 if isinstance(part, AveragedModel):
-                    sharding.shard(part.module)
+                    sharding.shard(part.module, self._blocks)
         mine, every = self._run.micro_batches, self.stream.micro_batches_per_step
         statistics = RunningStatistics(model, micro_batches=mine, all_micro_batches=every)
         own: dict[str, Stateful] = {"scaler": self.precision.scaler, "losses": self._run.watch.window}
