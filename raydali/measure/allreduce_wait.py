@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ class GatherTimer:
 
     FSDP2 waits for a unit's weights in hooks before its forward pass and of its output's gradient, and for the sum of
     gradients in an autograd node of its inputs. For units without such inputs, and for the sums that are not complete
-    yet, it waits in a callback at the end of the backward pass.
+    yet, it waits in a callback at the end of the backward pass. A CUDA graph contains events before and after each of
+    these, which every replay records again.
 
     Args:
         units: the root and its other sharded modules; what FSDP2 registers there is between what this registers.
@@ -89,22 +91,23 @@ class GatherTimer:
     def __init__(self, units: Sequence[nn.Module], *, on_gpu: bool) -> None:
         for unit in units:
             ends = partial(self._expect_backward, is_root=unit is units[0])
-            unit.register_forward_pre_hook(lambda *_: self._note(), prepend=True)
-            unit.register_forward_pre_hook(lambda _, inputs: self._has_weights(inputs))
+            unit.register_forward_pre_hook(self._expect_weights, prepend=True)
+            unit.register_forward_pre_hook(self._has_weights)
             unit.register_forward_hook(ends, prepend=True)
             unit.register_forward_hook(ends)
         self._on_gpu, self._notes, self._look_at = on_gpu, list[Any](), 0.0
-        self._measures = False
+        self._measures = self._is_captured = False
 
     def expect(self, meter: EpochMeter | None) -> None:
         """Measure the next micro-batch, if it is the last of its step (not None) and a sample is due."""
         self._measures = meter is not None and time.monotonic() >= self._look_at
-        self._notes.clear()
+        if not self._is_captured:
+            self._notes.clear()
 
     def sample(self, meter: EpochMeter) -> None:
         """Give the meter what was measured in the previous step. Call between steps."""
         notes, self._measures = self._notes, False
-        if not notes or not meter.steps:
+        if not notes or not meter.steps or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + SAMPLE_SECONDS
         pairs = zip(notes[::2], notes[1::2], strict=True)
@@ -113,12 +116,27 @@ class GatherTimer:
             meter.sample_exchange(sum(begun.elapsed_time(ended) for begun, ended in pairs) / 1000)
         else:
             meter.sample_exchange(sum(ended - begun for begun, ended in pairs))
-        notes.clear()
 
-    def _has_weights(self, inputs: tuple[Any, ...]) -> None:
+    def _records(self) -> bool:
+        """Return whether to record this forward pass and its backward pass, unlike the passes of a validation."""
+        captures = self._on_gpu and torch.cuda.is_current_stream_capturing()
+        if not torch.is_grad_enabled() or not (self._measures or captures):
+            return False
+        if self._is_captured != captures:
+            self._notes.clear()
+            self._is_captured = captures
+        return True
+
+    def _expect_weights(self, _module: nn.Module, _inputs: object) -> None:
+        if self._records():
+            self._note()
+
+    def _has_weights(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not self._records():
+            return
         self._note()
         nodes = [tensor.grad_fn for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
-        for node in nodes[:1] if self._measures else ():
+        for node in nodes[:1]:
             node.register_prehook(lambda _: self._note())
             node.register_hook(lambda *_: self._note())
 
@@ -128,14 +146,14 @@ class GatherTimer:
             if is_root:
                 Variable._execution_engine.queue_callback(self._note)
 
-        differentiable = [
-            each for each in tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.requires_grad
-        ]
-        for output in differentiable[:1] if self._measures else ():
-            output.register_hook(begin)
+        if self._records():
+            each = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+            for output in islice(each, 1):
+                output.register_hook(begin)
 
     def _note(self) -> None:
-        if self._measures and self._on_gpu:
-            self._notes.append(torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
-        elif self._measures:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True, external=self._is_captured)
+            self._notes.append(torch.cuda.current_stream().record_event(event))
+        else:
             self._notes.append(time.perf_counter())

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raydali.errors import UsageError
 from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision, has_bf16
 from raydali.measure.allreduce_wait import AllReduceTimer, GatherTimer
 from raydali.measure.flops import flops_per_image
@@ -107,8 +108,11 @@ class ForwardBackward:
             one by one instead of the loss, unless it is compiled, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
-        sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one, and nothing is
-            captured. None: each rank has the whole model.
+        sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one, and only steps
+            of one micro-batch a rank are captured, with their gathering. None: each rank has the whole model.
+
+    Raises:
+        UsageError: a sharded loss cannot be captured: the weights that are gathered then are lost.
 
     Attributes:
         loss: see the argument.
@@ -131,7 +135,7 @@ class ForwardBackward:
         overlap: bool | None = None,
         sharding: "Sharding | None" = None,
     ) -> None:
-        self._parts = GraphedParts(parts) if parts and graph and not compiled else nullcontext()
+        self._parts = GraphedParts(parts) if parts and graph and not (compiled or sharding) else nullcontext()
         graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
@@ -139,7 +143,7 @@ class ForwardBackward:
         if sums and overlap is None:
             pays = worker.device.type in OVERLAP_PAYS
             overlap = pays and not (graph and (several or ddp_is_slower(self._parameters, worker)))
-        follows, adds = sums and not overlap, graph and several and not overlap
+        follows, adds = sums and not overlap, graph and several and not (overlap or sharding)
         self._sums = GradientSums(model, worker) if follows or adds else None
         self._added = self._sums if adds else None
         self._parallel = worker.parallel(_Loss(model, loss)) if sums and not follows else None
@@ -203,9 +207,9 @@ class ForwardBackward:
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1
-        if self._sharding is not None:
-            self._sharding.begin(self._model, last=last)
         if self._graph is None:
+            if self._sharding is not None:
+                self._sharding.begin(self._model, last=last)
             if last or self._parallel is None:
                 loss = self._run(*inputs)
             else:
@@ -261,10 +265,14 @@ class ForwardBackward:
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
+        if self._sharding is not None:
+            self._sharding.begin(self._model, last=True)
         captured = capture(lambda: self._run_captured(*self._inputs), "the model")
         if captured is not None:
             self._graph, self._loss = captured
             self._gradients = [parameter.grad for parameter in self._parameters]
+        elif self._sharding is not None:
+            raise UsageError("--shard cannot go on after a failed capture of a CUDA graph: add --no-cuda-graph")
         for parameter, gradient in zip(self._parameters, before, strict=True):
             parameter.grad = gradient
 

@@ -150,14 +150,15 @@ class Rehearsal:
     def warm_up_inference(self) -> bool:
         """Compile and capture what the validation computes, once; return whether there was something to."""
         run, compiled = self._run, self._compiles_validation()
-        inferences = [*run.inferences] if compiled or run.captures else []
+        graph = run.captures and run.sharding is None  # sharded weights are gathered elsewhere in each validation
+        inferences = [*run.inferences] if compiled or graph else []
         run.inferences.clear()
         if inferences:
             batch = self._val_loader.resident_batch(min(run.config.batch_size, self._val_loader.order.samples))
             if compiled:
                 run.session.emit_once(Note("compiling the validation"))
             for inference, inputs in inferences:
-                inference.warm_up(batch[inputs], compiled=compiled, graph=run.captures)
+                inference.warm_up(batch[inputs], compiled=compiled, graph=graph)
         return bool(inferences)
 
     def _compiles_validation(self) -> bool:

@@ -57,7 +57,7 @@ class RunParts:
         ranks = RankComparison(session, config.compare_ranks, 1 if self.sharding is None else self.sharding.shards)
         self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks, self.sharding)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
-        self.captures = config.cuda_graph and self.on_gpu and self.sharding is None
+        self.captures = config.cuda_graph and self.on_gpu
         self.differentiated: list[ForwardBackward] = []
         self.inferences: list[tuple[ValidationForward, str]] = []
         self.watch: LossWatch = session.loss_watch(
