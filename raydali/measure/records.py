@@ -171,11 +171,13 @@ def epoch_record(
         ceiling_images_per_second = None
     names = dict.fromkeys(name for record in records for name in record.storage)
     storage = {name: sum(record.storage.get(name, 0) for record in records) for name in names} or None
+    workers, sharded_over = segments[-1][0].world_size, getattr(options, "sharded_over", None)
     line: dict[str, Any] = {
         "epoch": epoch,
         "step": step,
         "samples_consumed": samples_consumed,
-        "world_size": segments[-1][0].world_size,
+        "world_size": workers,
+        "sharded_over": 1 if sharded_over is None else sharded_over(workers),
         "images": images,
         "seconds": wall,
         "images_per_second": rate,

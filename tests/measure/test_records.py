@@ -8,11 +8,12 @@ import pytest
 
 from jobs.imagenet import Config
 from raydali.measure.records import RankRecord, epoch_record, segment_of, share_of_ceiling
+from raydali.options.every_job import TrainingOptions
 from tests.support.messages import mentioning
 from tests.support.records import rank_record
 
 LINE = json.loads(
-    """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "images": 2560,
+    """{"epoch": 0, "step": 40, "samples_consumed": 2560, "world_size": 2, "sharded_over": 1, "images": 2560,
      "seconds": 9.1, "images_per_second": 281.3, "loader_wait_seconds": 0.4, "loader_wait_fraction": 0.04,
      "step_seconds": 8.6, "first_batch_seconds": 0.3, "loader_images_per_second": 900.0,
      "ceiling_images_per_second": 290.0, "of_ceiling": 0.97, "gpu_busy": 0.9, "flops_per_image": 2.4e10, "mfu": 0.17,
@@ -51,6 +52,16 @@ def two_then_three_workers() -> list[list[RankRecord]]:
             rank_record(2, 3, **measured(40, 50.0, 1.0, 0.5, 0.25, 0.75, None)),
         ],
     ]
+
+
+def test_a_row_says_over_how_many_workers_the_model_was_sharded() -> None:
+    def over(**options: Any) -> int:
+        ranks = [rank_record(rank, 4) for rank in range(4)]
+        found: int = epoch_record([ranks], **FACTS, **options)["sharded_over"]
+        return found
+
+    assert over() == over(options=TrainingOptions()) == 1
+    assert over(options=TrainingOptions(shard="all")) == 4 and over(options=TrainingOptions(shard=2)) == 2
 
 
 def test_every_name_of_the_design_is_there_and_no_other() -> None:
