@@ -117,6 +117,11 @@ class GatherTimer:
         else:
             meter.sample_exchange(sum(ended - begun for begun, ended in pairs))
 
+    def forget(self) -> None:
+        """Forget the events of a CUDA graph that is freed."""
+        self._notes.clear()
+        self._is_captured = False
+
     def _records(self) -> bool:
         """Return whether to record this forward pass and its backward pass, unlike the passes of a validation."""
         captures = self._on_gpu and torch.cuda.is_current_stream_capturing()

@@ -201,6 +201,8 @@ class ForwardBackward:
         self._inputs: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
         self._calls_to_capture = self.warm_up_steps if self._captures else -1
+        if isinstance(self.allreduce, GatherTimer):
+            self.allreduce.forget()
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
