@@ -28,6 +28,7 @@ from raydali.launch.worker.reporting import HeartbeatThread, forwarded_warnings
 from raydali.launch.worker.run_meter import RankMetrics
 from raydali.launch.worker.session import Cursor, Session
 from raydali.launch.worker.shared_cache import shared_cache
+from raydali.measure.memory import OUT_OF_MEMORY
 from raydali.options.defaults import HARDWARE_OPTIONS, Facts, Options, open_options, resolve
 from raydali.run.attempt import Attempt
 from raydali.run.events import OptionsChosen
@@ -208,7 +209,13 @@ def resolve_on_hardware(options: Options, session: Session, *, samples: int) -> 
 
 
 def worker_error(error: BaseException, *, rank: int, step: int, group: str, node_id: str) -> WorkerError:
-    """Describe an error for the driver, with the traceback outside libraries; errors of raydali have none."""
+    """Describe an error for the driver, with the traceback outside libraries; errors of raydali have none.
+
+    The step is 0 if this worker group has done none yet.
+    """
+    if isinstance(error, torch.OutOfMemoryError) and not step:
+        instead = "give a smaller one or a smaller --batch-size, or --shard with several GPUs"
+        error = UsageError(f"the model {OUT_OF_MEMORY} before the first step: {instead}")
     passing = isinstance(error, StorageAway | NodeError)
     ours = isinstance(error, RaydaliError)
     frames = traceback.extract_tb(error.__traceback__)[1:]

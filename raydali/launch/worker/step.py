@@ -162,7 +162,14 @@ class Step:
         if loss is None:
             fits = differentiated.largest_that_fits(*inputs)
             instead = f"about {fits} would fit" if fits else "no smaller one was found that fits"
-            raise self._too_large(instead if run.sharding is None else "give a smaller one")
+            instead = instead if run.sharding is None else "give a smaller one"
+            others = [] if run.config.activation_checkpointing else ["--activation-checkpointing"]
+            if run.config.shard is not None:
+                others.append("more workers, which have smaller shards")
+            elif run.worker.world_size > 1:
+                others.append("--shard")
+            hint = f", or try {' or '.join(others)}" if others else ""
+            raise UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}{hint}")
         if run.micro_batches > 1:
             run.state.statistics.end_micro_batch(index)
         if not self.is_warm_up:
@@ -213,12 +220,7 @@ class Step:
             nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=several)
         if not self.is_warm_up:
             run.watch.before_update(norm)
-        updated = False
-        with suppress(torch.OutOfMemoryError):  # the first update makes the momenta
-            scaler.step(optimizer)
-            updated = True
-        if not updated:
-            raise self._too_large("weights and momenta leave too little of it, so give a smaller one")
+        scaler.step(optimizer)
         scaler.update()
         if average is not None:
             average.update_parameters(run.state.model)
@@ -229,16 +231,6 @@ class Step:
         if self._on_update is not None:
             run.worker.counts.end_step()
             self._on_update(self._trained)
-
-    def _too_large(self, instead: str) -> UsageError:
-        run = self._run
-        others = [] if run.config.activation_checkpointing else ["--activation-checkpointing"]
-        if run.config.shard is not None:
-            others.append("more workers, which have smaller shards")
-        elif run.worker.world_size > 1:
-            others.append("--shard")
-        hint = f", or try {' or '.join(others)}" if others else ""
-        return UsageError(f"--batch-size {run.config.batch_size} {OUT_OF_MEMORY}: {instead}{hint}")
 
     def check_end(self) -> None:
         """Raise a UsageError unless `update` was called."""

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from raydali.host.hardware import cpu_facts
-from raydali.launch.worker.run_worker import environment, worker_environment
+from raydali.launch.worker.run_worker import environment, worker_environment, worker_error
 from raydali.training.worker import Worker
 
 MACHINE = {"cpu": "AMD EPYC 7B13", "memory": 2**34}
@@ -33,3 +34,12 @@ def test_workers_are_grouped_by_node_and_both_versions_named() -> None:
             {"node": "c", "workers": 1, "cores": 4, **MACHINE, "gpu": None},
         ],
     }
+
+
+@pytest.mark.parametrize(("step", "is_final"), [(0, True), (7, False)])
+def test_a_model_that_never_fitted_is_not_started_again(step: int, is_final: bool) -> None:
+    """After a step the memory may be that of another process, which ends."""
+    found = worker_error(torch.OutOfMemoryError("CUDA out of memory"), rank=0, step=step, group="", node_id="")
+    assert (found.final, found.usage) == (is_final, is_final)
+    expected = "the model does not fit into the GPU's memory before the first step: give a smaller one"
+    assert found.error.startswith(expected if is_final else "torch.OutOfMemoryError: CUDA out of memory")

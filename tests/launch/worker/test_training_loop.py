@@ -190,17 +190,6 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits(
         failing(0).train()
 
 
-def test_an_update_for_which_memory_is_too_small_names_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def step(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch.optim.SGD, "step", step)
-    with pytest.raises(UsageError, match=r"--batch-size 16 does not fit .*: weights and momenta .* --activation-check"):
-        Loop(tmp_path).train()
-
-
 def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
     """After a resume in an epoch that is not validated, too; the last epoch always is."""
     config = replace(CONFIG, epochs=6, validate_every=4)
