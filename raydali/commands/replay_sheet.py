@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_NOT_FINITE = 255, 0, 255
+"""The colour of pixels that are infinite or NaN."""
+
+
 def rank_of_loss(loss: float | None) -> float:
     """Return the key by which the worst loss is the first: one that is not finite before the largest one."""
     return 0.0 if loss is None else -loss if math.isfinite(loss) else -math.inf
@@ -72,13 +76,23 @@ def _drawn(row: Mapping[str, Any], place: int) -> "NDArray[Any]":
 
 
 def _pixels(tensor: "torch.Tensor") -> "NDArray[Any]":
-    """Return an image (C, H, W), the middle one of a clip (C, T, H, W), or a mask (1, H, W) or (H, W), as 8-bit RGB."""
+    """Return an image (C, H, W), the middle one of a clip (C, T, H, W), or a mask (1, H, W) or (H, W), as 8-bit RGB.
+
+    Floats that are neither 8-bit levels nor classes are stretched to black and white; what is not finite is magenta.
+    """
     import numpy as np
 
     from raydali.inference.task_results.segmentation import colour_of
 
-    values = tensor[:, tensor.shape[1] // 2] if tensor.ndim == 4 else tensor
-    pixels = values.double().nan_to_num().round().clamp(0, 255).byte().cpu().numpy()
-    if pixels.ndim == 2 or len(pixels) < 3:
-        return colour_of(pixels if pixels.ndim == 2 else pixels[0])
-    return np.moveaxis(pixels[:3], 0, -1)
+    values = (tensor[:, tensor.shape[1] // 2] if tensor.ndim == 4 else tensor).double().cpu().numpy()
+    values = values[:3] if values.ndim == 3 and len(values) > 2 else values.reshape(-1, *values.shape[-2:])[:1]
+    finite = np.isfinite(values)
+    low, high = values.min(initial=math.inf, where=finite), values.max(initial=-math.inf, where=finite)
+    is_stretched = finite.any() and (low < 0 or (high <= 1 and (values % 1)[finite].any()))
+    if is_stretched:
+        values = (values - low) / ((high - low) or 1.0) * 255
+    pixels = np.where(finite, values, 0).round().clip(0, 255).astype(np.uint8)
+    is_mask = len(pixels) == 1 and not is_stretched
+    image = colour_of(pixels[0]) if is_mask else np.repeat(np.moveaxis(pixels, 0, -1), 3 // len(pixels), 2)
+    image[~finite.all(0)] = _NOT_FINITE
+    return image

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
@@ -20,6 +22,8 @@ from pyarrow import parquet
 from jobs.imagenet import open_data, train_pipeline
 from raydali.commands import replay
 from raydali.commands.replay import Replay
+from raydali.commands.replay_sheet import replay_sheet
+from raydali.data.builtin.shapes import masked_shapes_folder, shapes_folder
 from raydali.errors import CommandError, UsageError
 from raydali.host.facts import versions
 from raydali.run.data_contents import check_contents, write_contents
@@ -209,6 +213,118 @@ def test_a_job_and_a_pytorch_that_have_changed_are_told(place: Path, tmp_path: P
         replayed(copy, tmp_path / "ids", 4)
     found = json.loads((tmp_path / "ids" / "replay.json").read_text())
     assert found["steps"][0]["micro_batches"][0]["samples"][0]["path"].startswith(str(copy / "digits"))
+
+
+def sheet_of(*inputs: torch.Tensor) -> set[tuple[int, ...]]:
+    """The colours of a sheet of one sample."""
+    samples = [{"id": 0, "loss": 1.0, "path": ""}]
+    row = {"micro_batch": 0, "loss": 1.0, "samples": samples, "tensors": {}, "inputs": [each[None] for each in inputs]}
+    sheet = replay_sheet("title", [], [row], None, 1)
+    assert sheet is not None
+    return colours(BytesIO(sheet))
+
+
+def colours(sheet: Any) -> set[tuple[int, ...]]:
+    with Image.open(sheet) as image:
+        return {*map(tuple, np.asarray(image.convert("RGB")).reshape(-1, 3).tolist())}
+
+
+def test_what_is_not_finite_and_what_is_no_level_can_be_seen() -> None:
+    magenta, class_1 = (255, 0, 255), (128, 0, 0)
+    levels, shares = torch.full((3, 32, 32), 7.0), torch.linspace(0, 1, 1024).reshape(1, 32, 32)
+    damaged = shares.clone()
+    damaged[0, :9, :9] = torch.nan
+    assert (7, 7, 7) in sheet_of(levels) and (128, 128, 128) in sheet_of(shares.expand(3, 32, 32) - 0.5)
+    assert magenta in sheet_of(levels, damaged) and magenta not in sheet_of(levels, shares)
+    assert class_1 in sheet_of(levels, shares.round()) and class_1 not in sheet_of(levels, shares)
+    assert magenta in sheet_of(torch.full((3, 32, 32), torch.inf))
+
+
+BY_AREA = {
+    "raydali.detection_loss(detector)": "by_area(raydali.detection_loss(detector))",
+    "def build_model(": """def by_area(loss):
+    def weighted(images, boxes, labels):
+        areas = (boxes[..., 2:] - boxes[..., :2]).round().prod(-1)[labels > 0]
+        return loss(images, boxes, labels) * (1 + (1 / areas).sum())
+
+    return weighted
+
+
+def build_model(""",
+}
+"""Changes of jobs/detection.py: a box that is narrower than half a pixel has no area, and its loss is infinite."""
+BY_PIXEL = {
+    "raydali.TrainMasks:": "Weighted:",
+    "return raydali.TrainMasks(": "return Weighted(",
+    'batch["images"], batch["masks"])': 'batch["images"], batch["masks"], batch["weights"])',
+    'loss(images: "torch.Tensor", masks: "torch.Tensor")': "loss(images, masks, shares)",
+    'raydali.segmentation_loss(trained(images), masks, weights, config.auxiliary, dice=config.loss == "dice")': (
+        '(torch.nn.functional.cross_entropy(trained(images)[0], masks[:, 0].long() % 255, reduction="none")'
+        " * shares[:, 0]).mean()"
+    ),
+    "def build_model(": """class Weighted(raydali.TrainMasks):
+    @property
+    def outputs(self):
+        return (*super().outputs, "weights")
+
+    def inputs(self, source, samples):
+        import numpy as np
+
+        names = (source.targets.path(id).replace("/masks/", "/weights/") for id in samples.ids.tolist())
+        weights = np.stack([np.load(name.replace(".png", ".npy")) for name in names])
+        return *super().inputs(source, samples), weights
+
+
+def build_model(""",
+}
+"""Changes of jobs/segmentation.py: each image has a float mask of weights besides."""
+
+
+def narrow_box(place: Path) -> dict[str, Any]:
+    """Options of detection on the built-in shapes, of which one has a box of 0.2 pixels."""
+    shapes, planted = Path(shapes_folder()), place / "planted.json"
+    contents = json.loads((shapes / "annotations" / "instances_train.json").read_text())
+    next(each for each in contents["annotations"] if each["image_id"] == contents["images"][5]["id"])["bbox"][2] = 0.2
+    planted.write_text(json.dumps(contents))
+    val = {"val_data": f"{shapes}/val", "val_annotations": f"{shapes}/annotations/instances_val.json"}
+    return {"root": shapes / "train", "annotations": str(planted), "image_size": 64, "crop_probability": 0.0, **val}
+
+
+def damaged_mask(place: Path) -> dict[str, Any]:
+    """Options of segmentation on the built-in shapes, whose float masks have NaN in one."""
+    root = place / "shapes"
+    shutil.copytree(masked_shapes_folder(), root)
+    (root / "train" / "weights").mkdir()
+    for mask in (root / "train" / "masks").iterdir():
+        weights = np.ones((1, 64, 64), np.float32)
+        weights[0, :9, :9] = np.nan if mask.stem == "0005" else 0.5
+        np.save(root / "train" / "weights" / f"{mask.stem}.npy", weights)
+    sizes = {"crop_size": 64, "base_size": 80, "val_size": (160, 160)}
+    return {"root": root, "classes": f"{root}/classes.txt", **sizes}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes", "options_of", "loss", "colour"),
+    [
+        ("detection", BY_AREA, narrow_box, "inf", (0, 255, 0)),
+        ("segmentation", BY_PIXEL, damaged_mask, "nan", (255, 0, 255)),
+    ],
+)
+def test_a_box_and_a_float_mask_that_spoil_a_loss_are_shown(
+    name: str, changes: dict[str, str], options_of: Any, loss: str, colour: tuple[int, ...], tmp_path: Path
+) -> None:
+    options = {"epochs": 1, "batch_size": 10, "global_batch_size": 20, "precision": "fp32", **options_of(tmp_path)}
+    job = changed_copy(name, changes, tmp_path)
+    (((row,), _), _) = planted_run(job, storage=tmp_path, workers=2, on_bad_loss="skip", **options)
+    assert loss in row["why"]
+    found = replayed(tmp_path, tmp_path / "out", row["step"], job=str(job))
+    batches = found["steps"][0]["micro_batches"]
+    ((rank, path),) = [
+        (batch["rank"], sample["path"]) for batch in batches for sample in batch["samples"] if sample["loss"] == loss
+    ]
+    assert "/0005." in path and colour in colours(tmp_path / "out" / f"step-{row['step']:09d}-rank-{rank}.png")
+    assert len(batches) == 2
 
 
 TASKS: dict[str, dict[str, Any]] = {

@@ -144,7 +144,7 @@ def mask_values(content: bytes, path: str) -> NDArray[Any]:
     if image.mode not in ("1", "L", "P", "I;16", "I;16B", "I"):
         raise DataError(
             f"{path} is of Pillow's mode {image.mode}: a mask holds classes as grey values of 8 or 16 bits, or by a "
-            "palette; convert its colours"
+            "palette; convert it"
         )
     values = np.asarray(image, np.uint8 if image.mode == "1" else None)
     if values.min() < 0 or values.max() >= 1 << 16:
