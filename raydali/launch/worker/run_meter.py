@@ -25,6 +25,7 @@ from raydali.measure.records import Figures, RankRecord, epoch_record
 from raydali.run.events import BadLoss
 from raydali.run.find import name_of
 from raydali.run.messages import EpochEnded
+from raydali.training.bad_losses import WINDOW
 from raydali.training.profiling import StepTrace
 
 RANK_TAGS = ("run", "rank")
@@ -71,7 +72,7 @@ class RunMeter:
         )
         self._share_ceiling()
         self.profiler = self._new_profiler()
-        self._last_bad = -2
+        self._bad_in_a_row = 0
 
     def _share_ceiling(self) -> None:
         """Compare live figures with this rank's part of the ceiling."""
@@ -135,16 +136,16 @@ class RunMeter:
         """Tell of bad steps that are newly known; with `wait` of all, for which it waits. All ranks must call it.
 
         Raises:
-            DivergedError: a step is bad, and `--on-bad-loss` is stop; on all ranks.
+            DivergedError: a step is bad, and `--on-bad-loss` is stop; or WINDOW steps in a row are; on all ranks.
         """
         run, session, skips = self._run, self._run.session, self._run.watch.skips
         for step, loss, norm, is_bad in run.watch.judged(wait=wait):
             if run.trace is not None:
                 run.trace.losses[step] = loss
-            in_a_row, self._last_bad = step == self._last_bad + 1, step if is_bad else self._last_bad
+            self._bad_in_a_row = self._bad_in_a_row + 1 if is_bad else 0
             if skips:
                 self.meter.left_out += is_bad * run.micro_batches * run.config.batch_size
-            if not is_bad or (in_a_row and not skips):  # if weights are not finite, no loss is any more
+            if not is_bad or (self._bad_in_a_row > 1 and not skips):  # if weights are not finite, no loss is any more
                 continue
             before = session.cursor.saved
             why = f"its loss is {loss:.4g}" + ("" if norm is None else f" and its gradient norm {norm:.4g}")
@@ -154,9 +155,15 @@ class RunMeter:
             session.emit_once(BadLoss(**facts, why=why, left_out=skips, command=command))
             if run.config.on_bad_loss == "stop":
                 resumed = f"from {name_of(before)}" if before else "from the start"
+                skipping = "--on-bad-loss skip" + (" and without --shard" if run.config.shard else "")
                 raise DivergedError(
-                    f"step {step} is bad, {why}: see {command}; with --on-bad-loss skip, the same command goes on "
+                    f"step {step} is bad, {why}: see {command}; with {skipping}, the same command goes on "
                     f"{resumed} without it"
+                )
+            if self._bad_in_a_row == WINDOW:
+                raise DivergedError(
+                    f"{WINDOW} steps in a row were left out, up to step {step}, {why}: see {command}, correct the "
+                    f"loss or the data, and give another --name"
                 )
 
     def begin_epoch(self) -> None:
