@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import tyro
@@ -87,9 +88,13 @@ def main(options: Replay) -> None:
     output = Path(options.output or f"replay-{run.folder.name}-{options.step}").expanduser().absolute()
     if output.resolve().is_relative_to(Path(run.folder.path()).resolve()):
         raise UsageError(f"--output {output} is in the run's folder, which stays as it is: give another")
+    if "://" in (options.output or ""):
+        raise UsageError(f"--output {options.output} is not on this machine: give a local folder")
     logged = {} if options.against is None else _logged(options.against, steps)
     try:
         output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=output):  # what rights permit is not all
+            pass
     except OSError as error:
         raise UsageError(f"--output {output} cannot be written: {error.strerror}; give another folder") from error
     begun = start_of(run, steps.start)

@@ -44,6 +44,9 @@ def why_other(run: FoundRun, config: TrainingOptions, begun: Mapping[str, Any], 
         yield f"the run used PyTorch {there}, and this is {here}"
     if begun.get("device", device[:4]) != device[:4]:
         yield f"the run trained on {begun['device']}, and this is {device}, where sums and decoders round otherwise"
+    if config.order_batch_size not in (None, config.batch_size):
+        began, now = config.order_batch_size, config.batch_size
+        yield f"a resume divided micro-batches of {began} samples into {now}, so that earlier steps had other ones"
     if config.sync_bn and begun.get("world_size", 1) > 1:
         yield "SyncBatchNorm had the statistics of all workers, and each micro-batch has its own here"
 

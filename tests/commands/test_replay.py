@@ -163,6 +163,8 @@ def test_without_a_checkpoint_before_the_step_the_nearest_one_is_used(place: Pat
         ({"step": 3, "device": "7"}, "--device 7"),
         ({"step": 3, "output": "{place}/run/replay"}, "--output {place}/run/replay"),
         ({"step": 3, "output": "/proc/replay"}, "--output /proc/replay"),
+        ({"step": 3, "output": "/proc/1"}, "--output /proc/1"),
+        ({"step": 3, "output": "s3://bucket/replay"}, "--output s3://bucket/replay local"),
     ],
 )
 def test_refusals(place: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -202,8 +204,12 @@ def test_a_job_and_a_pytorch_that_have_changed_are_told(place: Path, tmp_path: P
     job, events = copy / "my_imagenet.py", copy / "run" / "events.jsonl"
     job.write_text(f"{job.read_text()}# changed\n")
     events.write_text(events.read_text().replace('"versions": {}', '"versions": {"torch": "1.0.0"}'))
+    settings = json.loads((copy / "run" / "config.json").read_text())
+    assert settings["batch_size"] == 16
+    (copy / "run" / "config.json").write_text(json.dumps(settings | {"batch_size": 8, "order_batch_size": 16}))
     notes = replayed(copy, tmp_path / "told", 4)["notes"]
     assert mentions(notes[0], "my_imagenet.py changed") and mentions(notes[1], f"1.0.0 {versions()['torch']}")
+    assert mentions(notes[2], "micro-batches 16 8")
     job.write_text(
         job.read_text().replace(
             "raydali.build_classifier(config.model, classes", "raydali.build_classifier(config.model, 7"
