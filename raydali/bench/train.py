@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 """Default number of synthetic images to train on."""
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
+ROW = ("model", "loader", "micro_batches", "network")
+"""What rows differ in, besides the number of GPUs."""
+NETWORKS = ("whole", "sharded", "whole+recomputed", "sharded+recomputed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,12 @@ class TrainBench(TrainingOptions):
     """Measure how close training on real data comes to its ceiling, the same step on a resident batch."""
 
     models: str = "resnet50"
-    """torchvision classification models by name, or digits, a small network; such as resnet50,resnet18."""
+    """torchvision classification models by name, timm:NAME, or digits, a small network; such as resnet50,resnet18."""
+    networks: str = "whole"
+    """How GPUs hold the model: whole (DDP) or sharded (FSDP2), as with --shard; each with +recomputed, as with
+    --activation-checkpointing; such as whole,sharded,sharded+recomputed."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer of the step."""
     loaders: str = "raydali"
     """Loaders to train with: raydali; native (DALI's own reader in the usual loop: default stream, no CUDA graph);
     torchvision (torch's DataLoader); synthetic (a resident batch: the cost of measuring)."""
@@ -77,7 +85,7 @@ def main(options: TrainBench) -> dict[str, Any]:
 
     Returns:
         The content of --json: {"command", "machine", "settings", "rows"}. A row: {"model", "loader", "gpus" (0: the
-        CPU), "micro_batches" of each, "error", METRICS, "scaling", "communication"}. Null: not measured.
+        CPU), "network", "micro_batches" of each, "error", METRICS, "scaling", "communication"}. Null: not measured.
 
     Raises:
         UsageError: an option is invalid; before anything is measured.
@@ -85,12 +93,14 @@ def main(options: TrainBench) -> dict[str, Any]:
     """
     from raydali.data.augment.augmentation import Augmentation
 
-    common.check(options, loaders=CHOICE)
+    common.check(options, loaders=CHOICE, networks=NETWORKS)
     Augmentation(options.augment, options.erase or 0)
     if options.fused and not options.compile:
         raise UsageError("--fused needs --compile, which puts fused operations into the model: leave --no-compile out")
     options = replace(options, fused=options.compile and options.fused is not False)
-    models, loaders = common.names(options.models), common.names(options.loaders)
+    models, loaders, networks = map(common.names, (options.models, options.loaders, options.networks))
+    if options.precision == "fp16" and any("sharded" in network for network in networks):
+        raise UsageError("--networks sharded cannot scale losses, which --precision fp16 needs: give bf16 or fp32")
     if not models:
         raise UsageError("--models is empty: give some such as resnet50,resnet18")
     for model in models:
@@ -101,8 +111,7 @@ def main(options: TrainBench) -> dict[str, Any]:
     if not several or several[0] < 1:
         raise UsageError(f"--micro-batches must be numbers such as 1,3, not {options.micro_batches!r}")
     rows = [
-        dict(zip(("gpus", "model", "loader", "micro_batches"), of_row, strict=True))
-        for of_row in product(counts, models, loaders, several)
+        dict(zip(("gpus", *ROW), of_row, strict=True)) for of_row in product(counts, models, loaders, several, networks)
     ]
     title = (
         f"{settings['images']:,} images to {options.image_size} x {options.image_size} pixels, batches of "
@@ -122,6 +131,8 @@ def _task(options: TrainBench, root: str, row: Row) -> "TrainTask":
         model=row["model"],
         loader=row["loader"],
         micro_batches=row["micro_batches"],
+        strategy="shard" if "sharded" in row["network"] else "ddp",
+        recomputed="recomputed" in row["network"],
         root=root,
         workers=options.threads,
         seconds=0.0,
@@ -134,7 +145,8 @@ def _task(options: TrainBench, root: str, row: Row) -> "TrainTask":
 
 def _name(row: dict[str, Any]) -> str:
     several = f", {row['micro_batches']} micro-batches a step" if row["micro_batches"] > 1 else ""
-    return f"{row['model']}, {row['loader']}, {devices(row['gpus'])}{several}"
+    network = "" if row["network"] == "whole" else f", {row['network']}"
+    return f"{row['model']}, {row['loader']}, {devices(row['gpus'])}{several}{network}"
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -144,6 +156,8 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "real / ceiling": cell("of_ceiling", ".3f"),
     "lowest .. highest": lambda row: spread(row, "of_ceiling_low", "of_ceiling_high", ".3f"),
     "waiting": cell("loader_wait_fraction", ".1%"),
+    "MFU": cell("mfu", ".3f"),
+    "GiB": cell("memory_gib", ".1f"),
     "/ 1 GPU": cell("scaling", ".2f"),
     "communication": cell("communication", ".1%"),
     "loader alone": cell("loader_images_per_second"),
@@ -169,9 +183,12 @@ METRICS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "loader_wait_fraction": _median("real", "loader_wait_fraction"),
     "rounds": lambda measured: measured["rounds"],
     "captured": lambda measured: measured["captured"],
+    "mfu": lambda measured: measured["peak"] and _median("ceiling")(measured) * measured["flops"] / measured["peak"],
+    "memory_gib": lambda measured: measured["memory"] and measured["memory"] / 2**30,
 }
 """Metrics of a row, computed from what rank 0 returns: rates in images per second over all GPUs, medians of the rounds.
-loader_wait_fraction is the share of the time in which the device waited for data."""
+loader_wait_fraction is the share of the time in which the device waited for data. The MFU is that of the ceiling; the
+memory is the largest of any GPU, without that of DALI. Both are null on a CPU."""
 
 
 def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, float | None]:
@@ -182,7 +199,7 @@ def against_one_gpu(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict
         together, compared with as many single ones; mostly in the all-reduce.
     """
     of_one = {"gpus": 1, "error": None}
-    same = {name: row[name] for name in ("model", "loader", "micro_batches")} | of_one
+    same = {name: row[name] for name in ROW} | of_one
     one = next((other for other in rows if same.items() <= other.items()), None)
     if one is None or row["error"] is not None or not row["gpus"]:
         return {"scaling": None, "communication": None}

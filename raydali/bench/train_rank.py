@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,7 +54,9 @@ class TrainTask(ImageTask):
         steps: number of micro-batches per segment.
         rounds: how often each segment is measured.
         precision: precision of the forward and the backward pass.
-        strategy: how the gradients of several GPUs are averaged; "dp" is DataParallel in one process.
+        strategy: how the gradients of several GPUs are averaged; "dp" is DataParallel in one process, "shard" FSDP2.
+        recomputed: whether blocks compute their activations again in the backward pass.
+        optimizer: that of the step.
         gpus: number of GPUs of all processes together; 0 means the CPU.
         compile, fused, cuda_graph: as in ForwardBackward; on GPUs only.
         overlap: as in ForwardBackward.
@@ -65,7 +68,9 @@ class TrainTask(ImageTask):
     steps: int
     rounds: int
     precision: "PrecisionName"
-    strategy: Literal["one", "dp", "ddp", "sync-bn"] = "ddp"
+    strategy: Literal["one", "dp", "ddp", "sync-bn", "shard"] = "ddp"
+    recomputed: bool = False
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     gpus: int
     compile: bool = False
     fused: bool = False
@@ -140,13 +145,17 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
         On rank 0 a dict, on the others None:
             "ceiling_before": a measured segment, if the ceiling is measured,
             "rounds": a list of dicts of measured segments by name,
-            "captured": whether forward and backward of the steps were a CUDA graph.
+            "captured": whether forward and backward of the steps were a CUDA graph,
+            "flops": the operations that an image needs, "peak": those that all GPUs can do in a second, and "memory":
+            the most bytes that PyTorch had on a GPU; None on a CPU.
         A measured segment is a dict:
             "images_per_second": the sum of all ranks,
             "loader_wait_fraction": share of the time in which the device had no data, mean over ranks.
     """
     import torch
 
+    from raydali.measure.flops import peak_flops
+    from raydali.measure.memory import memory_of
     from raydali.training.forward_backward import Precision
     from raydali.training.worker import Worker
 
@@ -163,9 +172,12 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     precision = Precision(task.precision, worker.device)
     feed = Feed(task, source, precision)
     step, forward_backward = _make_step(task, feed, source, worker, precision)
+    peak = peak_flops(worker.device, precision.dtype)
+    flops = forward_backward.flops_per_image(*feed.resident) if peak else None
     segments = Segments(task, feed, step, worker)
     with closing(feed.batches):
         measured = segments.before(), [segments.round() for _ in range(task.rounds)]
+    memory = worker.exchange(memory_of(worker.device)["peak"] if task.gpu else None)
     of_ranks = worker.gather(measured)
     if not of_ranks:
         return None
@@ -182,6 +194,9 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
         "ceiling_before": combine(before) if before else None,
         "rounds": [{name: combine([times[name] for times in ranks]) for name in task.segments} for ranks in rounds],
         "captured": forward_backward.is_captured,
+        "flops": flops,
+        "peak": flops and peak and peak * task.gpus,
+        "memory": max(memory) if task.gpu else None,
     }
 
 
@@ -190,12 +205,23 @@ def _make_step(
 ) -> tuple[Step, "ForwardBackward"]:
     import torch
 
+    from raydali.training.blocks import recomputed
     from raydali.training.forward_backward import with_sync_batchnorm
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
 
-    model = build_model(task.model, max(MIN_CLASSES, len(source.classes))).to(worker.device)
+    model = build_model(task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
     model = model.to(memory_format=task.layout)
+    if task.recomputed:
+        recomputed(model)
+    sharding = None
+    if task.strategy == "shard" and task.world_size > 1:
+        from raydali.training.sharding import Sharding  # not before: it takes half a second
+
+        several = task.micro_batches > 1
+        sharding = Sharding(worker, "all", precision.dtype, several=several, timeout=timedelta(minutes=10))
+        sharding.shard(model)
+    model = model.to(worker.device)  # the buffers alone, if it is sharded
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)
     images, _ = feed.resident
@@ -212,6 +238,8 @@ def _make_step(
         graph=task.cuda_graph and task.gpu and not task.plain_loop,
         overlap=task.overlap,
         micro_batches=task.micro_batches,
+        sharding=sharding,
+        optimizer=task.optimizer,
     )
 
 
@@ -223,6 +251,7 @@ def optimizer_step(
     *,
     overlap: bool | None = None,
     micro_batches: int = 1,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
     **options: Any,
 ) -> tuple[Step, "ForwardBackward"]:
     """Return a function that trains on a micro-batch, and its part without the optimizer.
@@ -236,6 +265,7 @@ def optimizer_step(
         precision: precision of the forward and the backward pass.
         overlap: an option of ForwardBackward.
         micro_batches: number of micro-batches of this rank in a step of the optimizer.
+        optimizer: SGD with momentum, or AdamW.
         options: other options of ForwardBackward.
     """
     import torch
@@ -244,11 +274,14 @@ def optimizer_step(
     from raydali.training.optim import parameter_groups
 
     fused = worker.device.type == "cuda"
-    optimizer = torch.optim.SGD(parameter_groups(model, 5e-5), lr=0.0, momentum=0.9, nesterov=True, fused=fused)
+    groups = parameter_groups(model, 5e-5)
+    updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, fused=fused)
+    if optimizer == "sgd":
+        updates = torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, fused=fused)
     criterion = torch.nn.CrossEntropyLoss()
     of_all = micro_batches * worker.world_size
     forward_backward = ForwardBackward(
-        wrapped,
+        model,
         lambda images, labels: criterion(wrapped(images), labels),
         worker,
         precision,
@@ -266,9 +299,9 @@ def optimizer_step(
         statistics.end_micro_batch(index)
         if index < micro_batches - 1:
             return
-        precision.scaler.step(optimizer)
+        precision.scaler.step(updates)
         precision.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        updates.zero_grad(set_to_none=True)
 
     return step, forward_backward
 

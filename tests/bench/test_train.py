@@ -69,8 +69,9 @@ def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "shard"])
 def test_ranks_train_together_and_end_quietly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], strategy: Any
 ) -> None:
     ended: list[str] = []
 
@@ -97,6 +98,8 @@ def test_ranks_train_together_and_end_quietly(
         precision="fp32",
         compile=True,
         cuda_graph=True,
+        strategy=strategy,
+        optimizer="adamw",
     )
     measured, _ = run_ranks(measure, task, 2, timeout=200)
     assert ended == ["rank 1", "rank 0"]  # rank 0 has the store, whose loss others would report
@@ -108,7 +111,8 @@ def test_ranks_train_together_and_end_quietly(
 def test_against_one_gpu() -> None:
     def row(gpus: int, ceiling: float, real: float, **changed: Any) -> dict[str, Any]:
         figures = {"ceiling_images_per_second": ceiling, "real_images_per_second": real, "error": None}
-        return {"model": "a", "loader": "b", "micro_batches": 1, "gpus": gpus, **figures, **changed}
+        same = {"model": "a", "loader": "b", "micro_batches": 1, "network": "whole"}
+        return {**same, "gpus": gpus, **figures, **changed}
 
     one, four = row(1, 1000, 950), row(4, 3600, 3420)
     assert against_one_gpu(four, [one, four]) == {"scaling": pytest.approx(3.6), "communication": pytest.approx(0.1)}
@@ -116,6 +120,7 @@ def test_against_one_gpu() -> None:
     nothing = {"scaling": None, "communication": None}
     assert against_one_gpu(four, [four, row(1, 1, 1, loader="c"), row(1, 1, 1, error="oh")]) == nothing
     assert against_one_gpu(four, [four, row(1, 1000, 950, micro_batches=3)]) == nothing
+    assert against_one_gpu(four, [four, row(1, 1000, 950, network="sharded")]) == nothing
     assert against_one_gpu(row(0, 10, 9), [row(0, 10, 9), one]) == nothing
 
 
@@ -133,6 +138,8 @@ def test_against_one_gpu() -> None:
         ({"loaders": "raydali,nativ"}, "nativ raydali,native,torchvision,synthetic"),
         ({"loaders": ","}, "--loaders"),
         ({"models": ""}, "--models"),
+        ({"networks": "whole,split"}, "split whole,sharded,whole+recomputed,sharded+recomputed"),
+        ({"networks": "sharded", "precision": "fp16"}, "--networks sharded --precision fp16"),
         ({"models": "resnet51"}, "resnet51 resnet50"),
         ({"micro_batches": "3,0"}, "--micro-batches 1,3 3,0"),
         ({"gpus": "two"}, "--gpus 1,2,4 two"),
