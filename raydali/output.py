@@ -53,6 +53,9 @@ def exit_codes() -> Iterator[None]:
         for line in [*getattr(error, "__notes__", []), f"error: {error}"]:
             print(printable(line, lines=True), file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except PermissionError as error:  # such as the file of another user's run
+        print(printable(f"error: {error}; change its rights, or give another path"), file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "interrupted", file=sys.stderr)
         sys.exit(130)

@@ -155,7 +155,13 @@ def test_a_dash_brings_json_of_a_failure_too() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(None, 0), (CommandError("no rate"), 1), (UsageError("too many"), 2), (KeyboardInterrupt(), 130)],
+    [
+        (None, 0),
+        (CommandError("no rate"), 1),
+        (UsageError("too many"), 2),
+        (PermissionError(13, "not permitted", "/proc/1/environ"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_exit_codes(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
