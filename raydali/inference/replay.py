@@ -24,7 +24,7 @@ from raydali.run.data_contents import compared_contents
 from raydali.run.find import MANIFEST, name_of, newest_first, step_of
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.text import plural
-from raydali.training.checkpoint_file import load_verified
+from raydali.training.checkpoint_file import BadCheckpointError, load_verified
 from raydali.training.weights.matching import match
 from raydali.training.worker import Worker
 
@@ -126,7 +126,10 @@ def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
     def read(file: str) -> bytes:
         return folder.read(f"{name}/{file}")
 
-    checkpoint = load_verified(read(MANIFEST), read, step=begin)
+    try:
+        checkpoint = load_verified(read(MANIFEST), read, step=begin)
+    except BadCheckpointError as error:
+        raise UsageError(f"{folder}/{name} is damaged ({error}): move it away, and the one before is used") from error
     if "parts" in checkpoint:
         from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
 

@@ -333,6 +333,17 @@ def test_a_box_and_a_float_mask_that_spoil_a_loss_are_shown(
     assert len(batches) == 2
 
 
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(place: Path, tmp_path: Path) -> None:
+    copy = copied(place, tmp_path)
+    *_, before, newest, _ = sorted((copy / "run").glob("checkpoint_*"))
+    (newest / "state.pt").write_bytes(b"")
+    with pytest.raises(CommandError, match=mentioning(f"{newest} damaged 0 bytes")):
+        replayed(copy, tmp_path / "damaged", 19)
+    newest.rename(tmp_path / "away")
+    assert mentions(replayed(copy, tmp_path / "before", 19)["notes"][-1], before.name)
+
+
 TASKS: dict[str, dict[str, Any]] = {
     "detection": {"image_size": 64},
     "restoration": {"channels": 8, "blocks": 1, "crop_size": 16},
