@@ -15,9 +15,6 @@ from PIL import Image
 
 from raydali.data.broken import screening
 from raydali.data.decode import decoder_choice, pillow
-from raydali.data.load.dali_loader import DaliLoader
-from raydali.data.tasks.pipeline import Inputs
-from tests.support.broken import jpeg
 
 TURNS = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0"
 """A block of EXIF with this orientation."""
@@ -25,6 +22,8 @@ TURNS = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0"
 
 def killer() -> bytes:
     """A JPEG on which DALI's decoder fails with SIGSEGV."""
+    from tests.support.broken import jpeg  # it imports PyTorch, which a decoder's process would wait for
+
     blocks = b"".join(b"\xff\xe1" + struct.pack(">H", len(TURNS) + 1) + TURNS % turn for turn in (6, 3))
     data = jpeg((400, 300))
     return data[:2] + blocks + data[2:]
@@ -51,6 +50,9 @@ def let_killers_through(set: Callable[[object, str, object], None] = setattr) ->
 
 def die_of_killers() -> None:
     """Let such files through, and have this process die of each that DALI gets, even if DALI decodes a crop of it."""
+    from raydali.data.load.dali_loader import DaliLoader
+    from raydali.data.tasks.pipeline import Inputs
+
     let_killers_through()
     true_feed = DaliLoader._feed
 
