@@ -122,6 +122,7 @@ def test_bad_usage_is_refused_before_the_job_starts() -> None:
             main(given)
 
 
-def test_a_job_that_cannot_be_planned_is_refused_before_anything_starts(env: dict[str, str]) -> None:
-    result = plan(env, "grid", "--data", "x")
-    assert result.returncode == 2 and "error: grid.py has no JOB that raydali could plan" in result.stderr
+def test_a_job_that_cannot_be_planned_is_refused_before_anything_starts(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import raydali\n\nraydali.run_main(print)\n")
+    result = plan(env, str(tmp_path / "mine.py"), "--data", "x")
+    assert result.returncode == 2 and "error: mine.py has no JOB that raydali could plan" in result.stderr
