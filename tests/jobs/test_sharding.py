@@ -32,7 +32,7 @@ from tests.support.traces import assert_whole
 
 def small_transformer(num_classes: int) -> VisionTransformer:
     """Four blocks; neither their matrices nor the classes can be divided by 3."""
-    return VisionTransformer(32, 8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=20, num_classes=num_classes)
+    return VisionTransformer(16, 8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=20, num_classes=num_classes)
 
 
 VIT = replace(

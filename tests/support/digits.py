@@ -1,6 +1,7 @@
 """The built-in digits as jobs/imagenet.py trains on them in tests, in a few seconds."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from torch import nn
@@ -10,11 +11,21 @@ from jobs.imagenet import DIGITS, Data
 from raydali.data.builtin.digits import digits_folder
 from raydali.data.index.labeled import LabeledFiles
 
-SHORT = replace(DIGITS, ceiling=False, epochs=2, batch_size=16, global_batch_size=96, trace_samples=True)
+SHORT = replace(
+    DIGITS,
+    image_size=16,
+    resize_size=16,
+    ceiling=False,
+    epochs=2,
+    batch_size=16,
+    global_batch_size=96,
+    trace_samples=True,
+)
 """Six micro-batches a global batch: 1, 2, 3 and 6 workers share them evenly, 4 and 5 do not. Steps 0..14 close the
 first epoch, 15..28 the second."""
 
 
+@cache
 def digits_data(root: Path | None = None) -> Data:
     """Their images; of a copy of their folder, where one is given."""
     return Data(*(LabeledFiles.scan(f"{root or digits_folder()}/{split}") for split in ("train", "val")))

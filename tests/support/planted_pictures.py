@@ -32,7 +32,7 @@ def build_model(""",
 }
 """Changes of a copy of jobs/imagenet.py: a uniform picture has the deviation 0, and its loss is NaN."""
 PLANTED = {"uniform": "train/3/uniform.png", "mislabeled": "train/0/mislabeled.png"}
-OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 16, "global_batch_size": 96, "trace_samples": True}
+OPTIONS = {name: getattr(SHORT, name) for name in ("image_size", "resize_size", "epochs", "batch_size")}
 
 
 def planted_digits(root: Path) -> Path:
@@ -71,7 +71,7 @@ def planted_run(
 
     The run is `storage`/run; a second call resumes it.
     """
-    options = {**OPTIONS, "data": str(root), **options}
+    options = {**OPTIONS, "global_batch_size": 96, "trace_samples": True, "data": str(root), **options}
     run = RunFolder(str(storage), "run")
     if not run.exists("config.json"):
         begun(*opened(file, **options), storage)
