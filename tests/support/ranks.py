@@ -37,6 +37,7 @@ context.set_forkserver_preload(
         "raydali.training.evaluation.classification",
         "raydali.training.losses",
         "raydali.training.optim",
+        "raydali.training.sharding",
         "pyarrow.pandas_compat",
         "safetensors.torch",
         "tests.support.broken",
