@@ -21,24 +21,25 @@ from raydali.launch.worker.bad_samples import BrokenSamples, allowed
 from raydali.run.events import FirstCheckpoint
 from raydali.run.folder import RunFolder
 from tests.support.broken import KINDS, damage
-from tests.support.digits import SHORT, digits_data
+from tests.support.digits import SHORT, digits_data, every_third
 from tests.support.job_ranks import train_rank_in_double
 from tests.support.messages import mentions
 from tests.support.pictures import encoded, files, photograph
 from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
 from tests.support.traces import read_samples
 
-BROKEN = {50 * place + 7: kind for place, kind in enumerate(KINDS)}
-IN_VALIDATION = {3: "cut-short", 200: "vanished"}
-CONFIG = replace(SHORT, data="elsewhere", learning_rate=0.01, max_bad_fraction=0.02)
+BROKEN = {30 * place + 7: kind for place, kind in enumerate(KINDS)}
+IN_VALIDATION = {3: "cut-short", 100: "vanished"}
+CONFIG = replace(SHORT, data="elsewhere", learning_rate=0.01, max_bad_fraction=0.05)
 in_double = partial(train_rank_in_double, train)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    root = tmp_path_factory.mktemp("digits") / "copy"
-    shutil.copytree(digits_folder(), root)
-    data = digits_data(root)
+    """Copies of every third digit."""
+    root = tmp_path_factory.mktemp("digits")
+    shutil.copytree(every_third(digits_folder(), root / "links"), root / "copy")
+    data = digits_data(root / "copy")
     for source, broken in ((data.train, BROKEN), (data.val, IN_VALIDATION)):
         for id, kind in broken.items():
             damage(Path(source.path(id)), kind)
@@ -84,9 +85,9 @@ def test_order_stays_and_the_trace_names_what_stood_in(alone: tuple[RunFolder, A
             assert replaced_by == next(other for other in tried if other not in BROKEN)
     lines = folder.rows("epochs.jsonl")
     assert sum(line["quarantined"] for line in lines) == sum(replaced is not None for *_, replaced in found)
-    assert [line["images"] for line in lines] == [1440, 1344]
+    assert [line["images"] for line in lines] == [480, 384]
     for line in lines:
-        assert (line["validation"]["images"], line["validation"]["broken"]) == (358, 2)
+        assert (line["validation"]["images"], line["validation"]["broken"]) == (118, 2)
 
 
 @pytest.mark.slow
@@ -109,11 +110,11 @@ def test_a_cut_and_a_resume_on_other_ranks_change_nothing(
     tmp_path: Path, alone: tuple[RunFolder, Any], data: Data
 ) -> None:
     folder = folder_of(tmp_path)
-    config = replace(CONFIG, checkpoint_every=4)
+    config = replace(CONFIG, checkpoint_every=2)
     with pytest.raises(Stopped):
-        run_ranks(2, in_double, config, data, folder, 7)
+        run_ranks(2, in_double, config, data, folder, 3)
     with pytest.raises(Stopped):
-        run_ranks(3, in_double, config, data, folder, 23)
+        run_ranks(3, in_double, config, data, folder, 8)
     run_ranks(1, in_double, config, data, folder)
     assert rows(folder) == rows(alone[0])
     counts = [[line["quarantined"] for line in one.rows("epochs.jsonl")] for one in (folder, alone[0])]
@@ -154,12 +155,12 @@ def folder_with_events(folder: RunFolder, path: Path) -> RunFolder:
 
 
 def test_too_many_stop_all_ranks_together_with_the_list(tmp_path: Path, data: Data) -> None:
-    config = replace(CONFIG, max_bad_fraction=0.004)  # 5 of 1437
+    config = replace(CONFIG, max_bad_fraction=0.01)  # 4 of 479
     ends = [ended for _, ended in run_ranks(3, reported, config, data, folder_of(tmp_path))]
     assert len({*ends}) == 1
     *listed, last = ends[0].splitlines()
     assert listed[0] == "broken training samples:" and mentions(ends[0], f"{data.train.path(7)} truncated")
-    assert mentions(last, "1437 --max-bad-fraction 0.004 5 --exclude")
+    assert mentions(last, "479 --max-bad-fraction 0.01 4 --exclude")
 
 
 @pytest.mark.slow
@@ -167,12 +168,12 @@ def test_what_is_excluded_leaves_the_stream(tmp_path: Path, data: Data) -> None:
     listed = [*(data.train.path(id) for id in BROKEN), *(data.val.path(id) for id in IN_VALIDATION)]
     (tmp_path / "broken.txt").write_text("# a list\n" + "".join(f"{path}\twhy\n" for path in listed))
     train_set, val = exclude(str(tmp_path / "broken.txt"), data.train, data.val)
-    assert (len(train_set), len(val)) == (1437 - len(BROKEN), 358)
+    assert (len(train_set), len(val)) == (479 - len(BROKEN), 118)
     assert train_set.fingerprint != data.train.fingerprint
     folder = folder_of(tmp_path)
     run_ranks(2, in_double, replace(CONFIG, epochs=1, max_bad_fraction=0.0), Data(train_set, val), folder)
     (line,) = folder.rows("epochs.jsonl")
-    assert (line["quarantined"], line["validation"]["images"], line["validation"]["broken"]) == (0, 358, 0)
+    assert (line["quarantined"], line["validation"]["images"], line["validation"]["broken"]) == (0, 118, 0)
     ids = [id for *_, id, _ in rows(folder)]
     assert len(ids) == len(set(ids)) == line["images"]
 

@@ -13,12 +13,12 @@ from jobs.imagenet import Config, Data, train
 from raydali.data.stream.stream import Stream
 from raydali.run import checkpoints
 from raydali.run.folder import RunFolder
-from tests.support.digits import SHORT, digits_data
+from tests.support.digits import SHORT, digits_data, few_digits
 from tests.support.disks import Disk, small_disk
 from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
 from tests.support.traces import assert_whole
 
-EVERY_4 = replace(SHORT, checkpoint_every=4)
+EVERY_2, EVERY_4 = (replace(SHORT, checkpoint_every=every) for every in (2, 4))
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def others(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def assert_complete(folder: RunFolder, data: Data) -> None:
     """Each sample of the run once in the trace, each epoch once in its file."""
-    assert_whole(folder, EVERY_4.stream(len(data.train)))
-    rows = folder.rows("epochs.jsonl")
-    assert [(row["epoch"], row["images"]) for row in rows] == [(0, 1440), (1, 1344)]
+    assert_whole(folder, stream := SHORT.stream(len(data.train)))
+    steps = [(row["epoch"], row["step"]) for row in folder.rows("epochs.jsonl")]
+    assert steps == [(0, stream.end_step(0)), (1, stream.steps)]
 
 
 @pytest.mark.slow
@@ -111,30 +111,30 @@ def resumed_at(folder: RunFolder, data: Data) -> int:
     return int(next(row["step"] for row in rows if row["event"] == "start"))
 
 
-def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path, digits: Data) -> None:
+def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path) -> None:
     """The newest, behind the first epoch's line, is broken: its epoch and its samples are done again."""
-    folder = folder_of(tmp_path)
+    folder, digits = folder_of(tmp_path), few_digits(tmp_path / "digits")
     with pytest.raises(Stopped):
-        run_ranks(2, train_until, EVERY_4, digits, folder, 16)
+        run_ranks(2, train_until, EVERY_2, digits, folder, 6)
     assert len(folder.rows("epochs.jsonl")) == 1
-    folder.write("checkpoint_000000015/state.pt", b"lost")
-    rows = run_ranks(2, train_until, EVERY_4, digits, folder)[0]
+    folder.write("checkpoint_000000005/state.pt", b"lost")
+    rows = run_ranks(2, train_until, EVERY_2, digits, folder)[0]
     bad = others(rows)[0]
-    assert bad["event"] == "bad checkpoint" and bad["path"] == f"{folder}/checkpoint_000000015"
-    assert next(row["step"] for row in rows if row["event"] == "start") == 12
+    assert bad["event"] == "bad checkpoint" and bad["path"] == f"{folder}/checkpoint_000000005"
+    assert next(row["step"] for row in rows if row["event"] == "start") == 4
     assert_complete(folder, digits)
 
 
-def test_without_a_usable_checkpoint_all_ranks_report_the_same(tmp_path: Path, digits: Data) -> None:
+def test_without_a_usable_checkpoint_all_ranks_report_the_same(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     with pytest.raises(Stopped):
-        run_ranks(2, train_until, EVERY_4, digits, folder, 10)
+        run_ranks(2, train_until, EVERY_2, few_digits(tmp_path / "digits"), folder, 5)
     for name in folder.folders():
         if name.startswith("checkpoint"):
             folder.write(f"{name}/state.pt", b"lost")
     errors = run_ranks(2, error_of_newest, folder)
     assert errors[0] == errors[1]
-    assert errors[0].startswith(f"no checkpoint in {folder} can be used (checkpoint_000000008, checkpoint_000000004; ")
+    assert errors[0].startswith(f"no checkpoint in {folder} can be used (checkpoint_000000004, checkpoint_000000002; ")
 
 
 def error_of_newest(folder: RunFolder) -> str:

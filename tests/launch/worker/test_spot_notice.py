@@ -11,7 +11,7 @@ from jobs.imagenet import train
 from raydali.data.stream.stream import Stream
 from raydali.launch.channel import Interrupted
 from raydali.run.folder import RunFolder
-from tests.support.digits import SHORT, digits_data
+from tests.support.digits import SHORT, few_digits
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 from tests.support.traces import assert_whole
 
@@ -47,9 +47,9 @@ def finish(train: Callable[..., None], config: Any, data: Any, folder: RunFolder
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_all_ranks_leave_at_one_step_and_go_on_there(tmp_path: Path, world_size: int) -> None:
-    config, data = replace(SHORT, name="run"), digits_data()
+    config, data = replace(SHORT, name="run"), few_digits(tmp_path / "digits")
     folder = folder_of(tmp_path)
     left = run_ranks(world_size, leave, train, config, data, folder, 4)
     assert left == [("preemption", 5)] * world_size  # told behind step 4, agreed and gone behind step 5
     run_ranks(3, finish, train, config, data, folder)
-    assert_whole(folder, config.stream(1437))
+    assert_whole(folder, config.stream(len(data.train)))
