@@ -23,7 +23,7 @@ PARTS = [ObjectPart(f"s3://apart/{name}") for name in CONTENTS]
 @pytest.fixture(autouse=True)
 def in_processes(s3: PutObjects, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     s3("apart", CONTENTS)
-    monkeypatch.setattr(objects, "usable_cores", lambda: 2 * min(objects._PROCESSES))
+    monkeypatch.setattr(objects, "usable_cores", lambda: 3 * min(objects._PROCESSES) // 2)
     COUNTS.take()
     yield
     if started := objects._started.pop(objects._key(), None):
@@ -40,13 +40,15 @@ def readers() -> set[int]:
     return {each._process.pid for each in started._all if each._process} if started else set()
 
 
-def test_contents_and_counts_are_those_of_one_process() -> None:
+def test_contents_counts_and_errors_are_those_of_one_process() -> None:
     assert contents(PARTS) == [*CONTENTS.values()]
     assert readers()
     counts = COUNTS.take()
     assert (counts.requests, counts.bytes) == (40, sum(map(len, CONTENTS.values())))
     parts = [ObjectPart(uri, 1, 10) for uri, *_ in PARTS[1:]]
     assert contents(parts) == [content[1:11] for content in [*CONTENTS.values()][1:]]
+    *_, error = read_objects([*PARTS, ObjectPart("s3://apart/gone.jpg")])
+    assert isinstance(error, FileNotFoundError) and mentions(str(error), "s3://apart/gone.jpg")
 
 
 def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +58,6 @@ def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(objects, "usable_cores", lambda: 4 * min(objects._PROCESSES))
     assert contents(PARTS) == [*CONTENTS.values()]
     assert len(readers()) == 16 * 2 // 3 // 2
-
-
-def test_a_key_that_is_gone_is_named() -> None:
-    *_, error = read_objects([*PARTS, ObjectPart("s3://apart/gone.jpg")])
-    assert isinstance(error, FileNotFoundError) and mentions(str(error), "s3://apart/gone.jpg")
 
 
 def test_killed_processes_are_replaced() -> None:
