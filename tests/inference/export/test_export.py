@@ -117,9 +117,10 @@ def mirrored(opened: Any, content: bytes) -> Any:
 def test_a_file_that_answers_otherwise_is_not_written(
     run: RunFolder, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FORMATS, "onnx", FORMATS["onnx"]._replace(opened=partial(mirrored, FORMATS["onnx"].opened)))
-    with pytest.raises(CommandError, match=mentioning("digits.onnx onnxruntime")):
-        export.main(options(run))
+    format = FORMATS["torch-export"]
+    monkeypatch.setitem(FORMATS, "torch-export", format._replace(opened=partial(mirrored, format.opened)))
+    with pytest.raises(CommandError, match=mentioning("digits.pt2 torch.export")):
+        export.main(options(run, "torch-export"))
     assert [each.name for each in here.iterdir()] == ["proof.json"]
     assert json.loads((here / "proof.json").read_text())["evaluate"] is None
 
