@@ -46,10 +46,10 @@ def alone(digits: Data, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_ranks(1, in_double, CONFIG, digits, folder)[0], folder.rows("epochs.jsonl")
 
 
-def test_losses_and_weights_are_equal_on_1_to_4_workers(tmp_path: Path, digits: Data, alone: Run) -> None:
+def test_losses_and_weights_are_equal_on_1_2_and_4_workers(tmp_path: Path, digits: Data, alone: Run) -> None:
     weights, rows = alone
     assert [row["images"] for row in rows] == [480, 384]
-    for world_size in (2, 3, 4):
+    for world_size in (2, 4):  # with equal shares, and with unequal ones; 3 resume below
         folder = folder_of(tmp_path, f"on-{world_size}")
         other_weights = run_ranks(world_size, in_double, CONFIG, digits, folder)[0]
         other_rows = folder.rows("epochs.jsonl")

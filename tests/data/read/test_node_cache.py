@@ -111,7 +111,7 @@ def test_with_room_for_all_the_bucket_is_read_once(tmp_path: Path, nodes: int) -
     assert sum(held) == SAMPLES and min(held) > 0.85 * SAMPLES / nodes
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_hit_rate_is_the_capacity(tmp_path: Path, share: float) -> None:
     size = int(share * SAMPLES * (BYTES + END_BYTES) / 2)
     with group(folders(tmp_path, 2), size) as nodes:
@@ -208,7 +208,7 @@ def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, mon
 @pytest.mark.parametrize("owner", [0, 1])
 def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) -> None:
     with group(folders(tmp_path, 2), 10**8) as nodes:
-        epoch(nodes, Bucket(), 0)
+        epoch(nodes, Bucket(), 0, PARTS[:240])
     damaged = next(iter(sorted(folders(tmp_path, 2)[owner].glob("s3-bucket.unversioned/*/*"))))
     good = damaged.read_bytes()
     for bad in (good[:-1], b"", good[:100] + b"?" + good[101:]):
@@ -216,7 +216,7 @@ def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) 
         bucket = Bucket()
         before = COUNTS.so_far().damaged
         with group(folders(tmp_path, 2), 10**8) as nodes:
-            epoch(nodes[:1], bucket, 1)
+            epoch(nodes[:1], bucket, 1, PARTS[:240])
         assert len(bucket.read) == COUNTS.so_far().damaged - before == 1
         assert damaged.read_bytes() == good
 

@@ -123,8 +123,8 @@ def test_every_order_of_few_samples_is_as_likely(size: int, seeds: int) -> None:
     assert chisquare([found[each] for each in permutations(range(size))]).pvalue > P_VALUE
 
 
-@pytest.mark.parametrize("size", [10_000, 10_007, 16_384, 16_385, 50_000])
-@pytest.mark.parametrize("distance", [1, 2, 3, 128])
+@pytest.mark.parametrize("size", [10_007, 16_384, 16_385])
+@pytest.mark.parametrize("distance", [1, 3, 128])
 def test_neighbours_are_not_correlated(size: int, distance: int) -> None:
     """The serial test: the ids at two positions close to each other say nothing about each other."""
     for key in product(range(2), range(2)):

@@ -74,8 +74,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 
-@pytest.mark.parametrize("where", ["weight", "momentum"])
-@pytest.mark.parametrize("step", [5, 7])
+@pytest.mark.parametrize(("where", "step"), [("weight", 5), ("momentum", 7)])
 def test_of_three_ranks_the_odd_one_is_named(tmp_path: Path, digits: Data, where: Where, step: int) -> None:
     folder, fault = folder_of(tmp_path), Fault(where, step, tmp_path / "flipped")
     outcomes = run_ranks(3, outcome, CONFIG, digits, folder, fault)
@@ -87,8 +86,7 @@ def test_of_three_ranks_the_odd_one_is_named(tmp_path: Path, digits: Data, where
     assert (len(folder.rows(EVENTS)), newest_step(folder)) == (1, 9)
 
 
-@pytest.mark.parametrize("where", ["weight", "momentum"])
-@pytest.mark.parametrize(("step", "told"), [(5, False), (7, True)])
+@pytest.mark.parametrize(("where", "step", "told"), [("momentum", 5, False), ("weight", 7, True)])
 def test_of_two_ranks_one_is_named_if_the_same_steps_tell(
     tmp_path: Path, digits: Data, where: Where, step: int, told: bool
 ) -> None:

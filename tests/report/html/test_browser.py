@@ -47,8 +47,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "dark"), [("desktop", False), ("phone", True)])
 def test_it_is_drawn_and_nothing_is_complained_of(browser: Browser, page: Path, size: str, dark: bool) -> None:
     width, height = SIZES[size]
     browser.open(page, width=width, height=height, dark=dark)
