@@ -109,8 +109,9 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
     outcomes = run_ranks(world_size, outcome, CONFIG, digits, folder, always)
     assert {kind for kind, _ in outcomes} == {"DivergedError"} and newest_step(folder) == 4
     assert all(mentions(text, f"step 8 {why} --no-compare-ranks") for _, text in outcomes)
-    off = replace(CONFIG, compare_ranks=False)
-    assert {*run_ranks(world_size, outcome, off, digits, folder, always)} == {("", "")}
+    if world_size == 2:
+        off = replace(CONFIG, compare_ranks=False)
+        assert {*run_ranks(world_size, outcome, off, digits, folder, always)} == {("", "")}
 
 
 @pytest.mark.parametrize("where", ["weight", "momentum"])

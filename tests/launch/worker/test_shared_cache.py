@@ -74,8 +74,7 @@ KEYS = [f"{label}/{number}.jpg" for label in ("cat", "dog") for number in range(
 FIRST = {key: key.encode().ljust(100) for key in KEYS}
 
 
-@pytest.mark.parametrize("kind", ["folder", "list", "tar"])
-@pytest.mark.parametrize("size", [100, 250])
+@pytest.mark.parametrize(("kind", "size"), [("folder", 100), ("folder", 250), ("list", 100), ("tar", 100)])
 def test_objects_that_were_replaced_are_read_again(
     kind: str, size: int, tmp_path: Path, s3: PutObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
