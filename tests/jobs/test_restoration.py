@@ -117,7 +117,7 @@ def test_unusable_pairs_are_left_out_and_too_many_end_the_run(tmp_path: Path) ->
     root = write_pairs(tmp_path / "pairs")
     (root / "test/gt/scene/03.png").write_bytes(b"no image")
     folder = folder_of(tmp_path)
-    run_ranks(2, in_single, CONFIG, scanned(root), folder)
+    run_ranks(2, in_single, replace(CONFIG, epochs=1), scanned(root), folder)
     for row in folder.rows("epochs.jsonl"):
         assert row["validation"]["images"] == TESTED - 1 and row["validation"]["broken"] == 1
     (root / "test/img/scene/05.png").unlink()

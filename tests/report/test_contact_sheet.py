@@ -35,12 +35,13 @@ SHEET = Sheet(
 
 def areas(png: bytes) -> dict[tuple[int, ...], tuple[int, int, int, int]]:
     """Where each colour that is there often lies: left, top, right, bottom."""
-    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-    colours, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
-    found = {}
-    for colour in colours[counts > 1500]:
-        y, x = np.nonzero((pixels == colour).all(2))
-        found[tuple(colour.tolist())] = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int) @ (1 << 16, 1 << 8, 1)
+    colours, counts = np.unique(pixels, return_counts=True)
+    found: dict[tuple[int, ...], tuple[int, int, int, int]] = {}
+    for colour in colours[counts > 1500].tolist():
+        y, x = np.nonzero(pixels == colour)
+        rgb = colour >> 16, colour >> 8 & 255, colour & 255
+        found[rgb] = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
     return found
 
 

@@ -240,18 +240,16 @@ def test_a_comparison() -> None:
     assert "/runs/0" in text(many) and "None." in text(many)
 
 
-def test_a_thousand_epochs_of_256_ranks(tmp_path: Path) -> None:
+def test_300_epochs_of_256_ranks(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     folder.create()
     line = json.dumps(record(0, ranks=256))[len('{"epoch": 0, "step": 10') :].encode()
-    folder.write(
-        "epochs.jsonl", b"".join(b'{"epoch": %d, "step": %d%s\n' % (i, 10 * i + 10, line) for i in range(1000))
-    )
-    assert len(folder.read("epochs.jsonl")) > 40e6
+    folder.write("epochs.jsonl", b"".join(b'{"epoch": %d, "step": %d%s\n' % (i, 10 * i + 10, line) for i in range(300)))
+    assert len(folder.read("epochs.jsonl")) > 12e6
     made = History.read(folder)
-    assert len(made.epochs) == 1000 and len(run_page(made)) < 2e6
-    few, one = history([record(epoch, ranks=256) for epoch in range(3)]), record(1000, ranks=256)
-    assert calls_in(lambda: run_page(made)) < 50 * calls_in(lambda: run_page(few)), "all epochs drawn would be 333"
+    assert len(made.epochs) == 300 and len(run_page(made)) < 2e6
+    few, one = history([record(epoch, ranks=256) for epoch in range(3)]), record(300, ranks=256)
+    assert calls_in(lambda: run_page(made)) < 50 * calls_in(lambda: run_page(few)), "all epochs drawn would be 100"
     assert least_cpu_seconds(lambda: made.add_epoch(one), 5) < 20 * least_cpu_seconds(lambda: few.add_epoch(one), 5)
 
 
