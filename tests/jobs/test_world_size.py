@@ -122,10 +122,11 @@ BCE: dict[str, Any] = {"loss": "bce", "bce_threshold": 0.2}
 def test_recipes_train_alike_on_1_to_3_workers_and_across_resumes(
     tmp_path: Path, digits: Data, changes: dict[str, Any], bound: float
 ) -> None:
-    """Average weights are validated, so that they are compared, too."""
+    """Average weights are validated, so that they are compared, too; several workers compute activations again."""
     config = replace(CONFIG, **{**RECIPE, **changes})
     alone, cut = folder_of(tmp_path, "alone"), folder_of(tmp_path, "cut")
     weights = run_ranks(1, in_double, config, digits, alone)[0]
+    config = replace(config, activation_checkpointing=True)
     with pytest.raises(Stopped):
         run_ranks(3, in_double, replace(config, checkpoint_every=2), digits, cut, 4)
     resumed = run_ranks(2, in_double, config, digits, cut)[0]
