@@ -67,6 +67,7 @@ def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, s
 
 @pytest.mark.slow
 def test_a_plan_starts_as_the_run_will_that_finds_the_compiled_code(env: dict[str, str], tmp_path: Path) -> None:
+    env = {**env, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     file, options = tmp_path / "plan.json", ("--workers", "1", "--compile", "--epochs", "5")
     result = plan(env, "imagenet", "--storage", str(tmp_path), *options, "--seconds", "5", "--json", str(file))
     assert result.returncode == 0, result.stderr

@@ -10,6 +10,7 @@ from PIL import Image
 
 from jobs.imagenet import open_data
 from raydali.data.builtin.digits import digits_folder
+from raydali.inference.job_module import load_job
 from raydali.run.events import BadLoss
 from raydali.run.folder import RunFolder
 from raydali.training.checkpoint_file import load_verified
@@ -32,7 +33,9 @@ def build_model(""",
 }
 """Changes of a copy of jobs/imagenet.py: a uniform picture has the deviation 0, and its loss is NaN."""
 PLANTED = {"uniform": "train/3/uniform.png", "mislabeled": "train/0/mislabeled.png"}
-OPTIONS = {name: getattr(SHORT, name) for name in ("image_size", "resize_size", "epochs", "batch_size")}
+OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 16, "global_batch_size": 96, "trace_samples": True}
+SIZES = {"image_size": SHORT.image_size, "resize_size": SHORT.resize_size}
+"""Options of jobs that have both."""
 
 
 def planted_digits(root: Path) -> Path:
@@ -71,7 +74,8 @@ def planted_run(
 
     The run is `storage`/run; a second call resumes it.
     """
-    options = {**OPTIONS, "global_batch_size": 96, "trace_samples": True, "data": str(root), **options}
+    sizes = SIZES if hasattr(load_job(file).config, "resize_size") else {}
+    options = {**OPTIONS, **sizes, "data": str(root), **options}
     run = RunFolder(str(storage), "run")
     if not run.exists("config.json"):
         begun(*opened(file, **options), storage)
