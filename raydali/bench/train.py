@@ -29,7 +29,7 @@ MAKE_FOR_GPU, MAKE_FOR_CPU = 16384, 512
 """Default number of synthetic images to train on."""
 CHOICE = ("raydali", "native", "torchvision", "synthetic")
 ROW = ("model", "loader", "micro_batches", "network")
-"""What rows differ in, besides the number of GPUs."""
+"""The fields in which rows differ, besides the number of GPUs."""
 NETWORKS = ("whole", "sharded", "whole+recomputed", "sharded+recomputed")
 
 

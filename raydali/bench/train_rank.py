@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.loader import ImageTask, our_loader
 from raydali.bench.loader_rates import Pixels
 from raydali.bench.processes import join_ranks
+from raydali.bench.train_step import Step, optimizer_step
 from raydali.data.index.labeled import LabeledFiles
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
 """Images and labels."""
-Step = Callable[["torch.Tensor", "torch.Tensor"], None]
-"""One optimizer step on images and labels."""
 AWAKE_STEPS = {"cuda": 5, "cpu": 1}
 """Number of uncounted steps after a rest, until the clock rate is high again."""
 REST_SECONDS = 0.5
@@ -146,8 +144,9 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
             "ceiling_before": a measured segment, if the ceiling is measured,
             "rounds": a list of dicts of measured segments by name,
             "captured": whether forward and backward of the steps were a CUDA graph,
-            "flops": the operations that an image needs, "peak": those that all GPUs can do in a second, and "memory":
-            the most bytes that PyTorch had on a GPU; None on a CPU.
+            "flops": the operations that an image needs, and "peak": those that all GPUs can do in a second; None on a
+            CPU and without the ceiling,
+            "memory": the most bytes that PyTorch had on a GPU; None on a CPU.
         A measured segment is a dict:
             "images_per_second": the sum of all ranks,
             "loader_wait_fraction": share of the time in which the device had no data, mean over ranks.
@@ -172,7 +171,7 @@ def measure(task: TrainTask, rank: int, port: int) -> dict[str, Any] | None:
     precision = Precision(task.precision, worker.device)
     feed = Feed(task, source, precision)
     step, forward_backward = _make_step(task, feed, source, worker, precision)
-    peak = peak_flops(worker.device, precision.dtype)
+    peak = peak_flops(worker.device, precision.dtype) if "ceiling" in task.segments else None
     flops = forward_backward.flops_per_image(*feed.resident) if peak else None
     segments = Segments(task, feed, step, worker)
     with closing(feed.batches):
@@ -241,69 +240,6 @@ def _make_step(
         sharding=sharding,
         optimizer=task.optimizer,
     )
-
-
-def optimizer_step(
-    model: "torch.nn.Module",
-    wrapped: "torch.nn.Module",
-    worker: "Worker",
-    precision: "Precision",
-    *,
-    overlap: bool | None = None,
-    micro_batches: int = 1,
-    optimizer: Literal["sgd", "adamw"] = "sgd",
-    **options: Any,
-) -> tuple[Step, "ForwardBackward"]:
-    """Return a function that trains on a micro-batch, and its part without the optimizer.
-
-    The learning rate is 0: the weights do not change.
-
-    Args:
-        model: the model whose parameters are optimized.
-        wrapped: the model, or a wrapper of it, that is called with images.
-        worker: this rank.
-        precision: precision of the forward and the backward pass.
-        overlap: an option of ForwardBackward.
-        micro_batches: number of micro-batches of this rank in a step of the optimizer.
-        optimizer: SGD with momentum, or AdamW.
-        options: other options of ForwardBackward.
-    """
-    import torch
-
-    from raydali.training.forward_backward import ForwardBackward, RunningStatistics
-    from raydali.training.optim import parameter_groups
-
-    fused = worker.device.type == "cuda"
-    groups = parameter_groups(model, 5e-5)
-    updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, fused=fused)
-    if optimizer == "sgd":
-        updates = torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, fused=fused)
-    criterion = torch.nn.CrossEntropyLoss()
-    of_all = micro_batches * worker.world_size
-    forward_backward = ForwardBackward(
-        model,
-        lambda images, labels: criterion(wrapped(images), labels),
-        worker,
-        precision,
-        micro_batches=of_all,
-        overlap=overlap,
-        **options,
-    )
-    statistics = RunningStatistics(model, micro_batches=micro_batches, all_micro_batches=of_all)
-    indices = cycle(range(micro_batches))
-
-    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        index = next(indices)
-        statistics.begin_micro_batch(index)
-        forward_backward(images, labels, last=index == micro_batches - 1)
-        statistics.end_micro_batch(index)
-        if index < micro_batches - 1:
-            return
-        precision.scaler.step(updates)
-        precision.scaler.update()
-        updates.zero_grad(set_to_none=True)
-
-    return step, forward_backward
 
 
 Segment = tuple[float, float]

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch.nn import functional
 
-from raydali.bench.train_rank import optimizer_step
+from raydali.bench.train_step import optimizer_step
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.fused import kernels, layers, operators

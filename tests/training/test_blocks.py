@@ -180,7 +180,7 @@ IN_DOUBLE: dict[str, Any] = {"precision": "fp64", "learning_rate": 0.01, "epochs
 
 
 def train_copy(file: Path, folder: RunFolder, **options: Any) -> tuple[list[str], dict[str, np.ndarray]]:
-    """What a run says, and its weights."""
+    """Return what a run says of blocks, and its weights."""
     model = f"{__name__}:of_sequences"
     job, config, data = opened(file, model=model, global_batch_size=48, ema_decay=0.9, **IN_DOUBLE, **options)
     session = LocalSession(folder)

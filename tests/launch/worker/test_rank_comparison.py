@@ -119,7 +119,7 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
 def test_of_sharded_copies_a_shard_that_differs_is_named(
     tmp_path: Path, digits: Data, where: Where, copies: int, again: bool
 ) -> None:
-    """Of two copies, the same steps tell; three have a majority."""
+    """The same steps tell which of two copies is wrong, and the majority does of three."""
     folder, fault, last = folder_of(tmp_path), Fault(where, 7, tmp_path / "flipped"), 2 * copies - 1
     config = replace(CONFIG, shard=2, clip_grad=0.1, model="tests.jobs.test_sharding:small_transformer", ema_decay=0.9)
     outcomes = run_ranks(2 * copies, outcome, config, digits, folder, fault)
