@@ -209,7 +209,8 @@ def _make_step(
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
 
-    model = build_model(task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
+    with worker.device:  # a host draws a billion weights in half a minute
+        model = build_model(task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
     model = model.to(memory_format=task.layout)
     if task.recomputed:
         recomputed(model)
@@ -220,7 +221,6 @@ def _make_step(
         several = task.micro_batches > 1
         sharding = Sharding(worker, "all", precision.dtype, several=several, timeout=timedelta(minutes=10))
         sharding.shard(model)
-    model = model.to(worker.device)  # the buffers alone, if it is sharded
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)
     images, _ = feed.resident

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -151,10 +151,11 @@ class RunState:
             others: the other parts by their names in checkpoints.
         """
         self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
+        # The weights and momenta of a rank are in one file, its own if the number of ranks has not changed.
+        read_part = lru_cache(1)(partial(self._session.checkpoints.read_part, self._checkpoint))
         for name, part in self.parts.items():
             if read := self._read.get(name):
                 if self._sharding is not None and isinstance(part, nn.Module | Optimizer):
-                    read_part = partial(self._session.checkpoints.read_part, self._checkpoint)
                     self._sharding.load(part, read, self._checkpoint.get("parts", {}), read_part)
                 elif isinstance(part, Optimizer):
                     load_optimizer(part, read)
