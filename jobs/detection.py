@@ -145,7 +145,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
     if config.data is None:  # each node draws its own copy
         data = data.relocate(raydali.shapes_folder())
     run = raydali.TrainingRun(config, session, samples=len(data.train))
-    model = run.prepared(build_model(config, len(data.train.classes)))
+    model = run.prepared(partial(build_model, config, len(data.train.classes)))
     model = run.synchronized(model.to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), len(data.train.classes))

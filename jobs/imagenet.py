@@ -139,7 +139,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
         data = data.relocate(raydali.digits_folder())
     run = raydali.TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
     device, classes = run.worker.device, len(data.train.classes)
-    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last)
+    model = run.prepared(partial(build_model, config, classes)).to(memory_format=torch.channels_last)
     # Make the average before SyncBatchNorm, whose process group cannot be copied. It is only used in validation.
     ema = raydali.MovingAverage(model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
     model = run.synchronized(model)

@@ -14,6 +14,7 @@ functions for data, network, pipelines and evaluation. For your own training, co
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import raydali
@@ -142,7 +143,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
         data = data.relocate(raydali.blurred_folder(), val="test")
     run = raydali.TrainingRun(config, session, samples=len(data.train))
     device = run.worker.device
-    model = run.synchronized(run.prepared(build_model(config)).to(memory_format=torch.channels_last))
+    model = run.synchronized(run.prepared(partial(build_model, config)).to(memory_format=torch.channels_last))
     peak = config.learning_rate or 5e-4
     optimizer = raydali.build_optimizer("adamw", model, learning_rate=peak, weight_decay=config.weight_decay)
     run.register_state(model=model, optimizer=optimizer)

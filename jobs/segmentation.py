@@ -12,6 +12,7 @@ data, network, pipelines and evaluation. For your own training, copy this file a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import raydali
@@ -183,7 +184,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
         data = data.relocate(raydali.masked_shapes_folder())
     run = raydali.TrainingRun(config, session, samples=len(data.train))
     device, classes = run.worker.device, len(data.train.classes)
-    model = run.synchronized(run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last))
+    model = run.synchronized(run.prepared(partial(build_model, config, classes)).to(memory_format=torch.channels_last))
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(lambda count: build_model(config, count), classes)
     optimizer = raydali.build_optimizer(model=model, learning_rate=peak, **settings)

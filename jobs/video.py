@@ -158,7 +158,7 @@ def train(config: Config, data: Data, session: "raydali.Session") -> None:
         data = data.relocate(raydali.moving_discs_folder())
     run = raydali.TrainingRun(config, session, samples=len(data.train), labels=data.train.one_each)
     device, classes = run.worker.device, len(data.train.classes)
-    model = run.prepared(build_model(config, classes)).to(memory_format=torch.channels_last_3d)
+    model = run.prepared(partial(build_model, config, classes)).to(memory_format=torch.channels_last_3d)
     model = run.synchronized(model)
     peak = config.peak(run.stream.global_batch_size)
     settings = config.optimizer_settings(partial(build_model, config), classes)

@@ -25,6 +25,7 @@ from raydali.text import error_line
 from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
 from raydali.training.evaluation.reference import Reference
 from raydali.training.weights.reading import read_best
+from raydali.training.weights.undrawn import Undrawn
 
 Checkpoint = Literal["best", "newest"]
 
@@ -106,7 +107,8 @@ class TrainedRun(FoundRun):
             UsageError: the weights do not fit the job's model.
         """
         try:
-            model: nn.Module = self.job.build_model(self.config, classes)
+            with Undrawn():
+                model: nn.Module = self.job.build_model(self.config, classes)
             model.load_state_dict(dict(self.weights.state))
         except RuntimeError as error:
             why = " ".join(str(error).partition(":\n")[2].split()) or str(error)

@@ -55,6 +55,7 @@ from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
 from raydali.training.forward_backward import ForwardBackward, RunningStatistics, with_sync_batchnorm
+from raydali.training.weights.undrawn import Undrawn
 from raydali.training.worker import NOTICES
 
 EARLY_SAVES = 2
@@ -116,12 +117,20 @@ class TrainingRun:
         require({*blocks} <= {*model.modules()}, "`blocks` must return modules of the network that it gets")
         return blocks
 
-    def prepared(self, model: nn.Module) -> nn.Module:
+    def prepared(self, model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         """Return a new model on the device, with the options that concern it.
 
         It has the weights of `--weights`; what `--freeze` names is frozen; with `--activation-checkpointing` its blocks
         keep no activations. With `--shard` it is on the host: the device may be too small for it.
+
+        Args:
+            model: the model, or a function that builds it, which then draws no weights that a checkpoint has, or that
+                `--shard` takes from rank 0.
         """
+        if not isinstance(model, nn.Module):
+            draws = not (self._state.is_resumed or (self._run.sharding is not None and self.worker.rank > 0))
+            with nullcontext() if draws else Undrawn():
+                model = model()
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)

@@ -1,0 +1,26 @@
+"""Builds networks whose weights come from elsewhere, such as a checkpoint: none are drawn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_SETS = {"add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "normal_", "sub_", "uniform_", "zero_"}
+"""Methods of tensors by which initialisation sets values."""
+
+
+class Undrawn(TorchFunctionMode):
+    """A context in which nothing sets the values of parameters; everything else of a network, such as buffers, is made.
+
+    A billion weights take half a minute to draw. Memory that nothing writes is not allocated.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401 (what the function returns)
+        """Return the first argument of what would set a parameter, and otherwise what the function returns."""
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        sets = func.__name__ in _SETS or getattr(func, "__module__", "") == nn.init.__name__
+        return target if isinstance(target, nn.Parameter) and sets else func(*args, **kwargs)
