@@ -20,11 +20,12 @@ from raydali.launch.driver.starting_weights import read_starting_weights
 from raydali.launch.worker.replay_session import Row, replayed, row_of
 from raydali.options.every_job import TrainingOptions
 from raydali.options.subjects import StartingWeightsOptions
+from raydali.run.checkpoints import read_checkpoint
 from raydali.run.data_contents import compared_contents
-from raydali.run.find import MANIFEST, name_of, newest_first, step_of
+from raydali.run.find import complete_ones, name_of, step_of
 from raydali.run.folder import EVENTS, RunFolder
 from raydali.text import plural
-from raydali.training.checkpoint_file import BadCheckpointError, load_verified
+from raydali.training.checkpoint_file import BadCheckpointError
 from raydali.training.weights.matching import match
 from raydali.training.worker import Worker
 
@@ -115,26 +116,17 @@ def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
 
     The start of the run is step 0, whose state is empty.
     """
-    kept = [step_of(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")]
+    kept = [*map(step_of, complete_ones(folder))]
     before = max((each for each in kept if each <= step), default=0)
     after = min((each for each in kept if each > step), default=None)
     begin = after if not before and after is not None and after - step < step else before
     if not begin:
         return 0, {}
     name = name_of(begin)
-
-    def read(file: str) -> bytes:
-        return folder.read(f"{name}/{file}")
-
     try:
-        checkpoint = load_verified(read(MANIFEST), read, step=begin)
+        return begin, read_checkpoint(folder, name)
     except BadCheckpointError as error:
         raise UsageError(f"{folder}/{name} is damaged ({error}): move it away, and the one before is used") from error
-    if "parts" in checkpoint:
-        from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
-
-        checkpoint = assembled(checkpoint, read)
-    return begin, checkpoint
 
 
 def rows_of(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:

@@ -1,7 +1,6 @@
 """Reads a trained run from its folder: the job with its options, the classes, and the weights."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,11 +17,12 @@ from raydali.data.tasks.pipeline import Pipeline
 from raydali.errors import UsageError
 from raydali.inference.job_module import FoundRun, found_run
 from raydali.options.defaults import defaults_of, resolve
-from raydali.run.find import MANIFEST, newest_first, newest_step, read_settings
+from raydali.run.checkpoints import read_checkpoint
+from raydali.run.find import MANIFEST, complete_ones, newest_step, read_settings, step_of
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_REFERENCE
 from raydali.text import error_line
-from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError, load_verified
+from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError
 from raydali.training.evaluation.reference import Reference
 from raydali.training.weights.reading import read_best
 from raydali.training.weights.undrawn import Undrawn
@@ -198,27 +198,21 @@ def _reference_of_best(folder: RunFolder) -> Reference | None:
 
 def _newest(folder: RunFolder) -> Weights:
     """The weights of the newest complete checkpoint: their moving average, if there is one."""
-    name = next((name for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
+    name = next(complete_ones(folder), None)
     if name is None:
         raise UsageError(f"{folder} has no checkpoint yet: train it further")
     try:
-        contents = folder.read(f"{name}/{MANIFEST}")
-        step = json.loads(contents)["step"]
-        checkpoint = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)
-        if "parts" in checkpoint:
-            from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
-
-            checkpoint = assembled(checkpoint, lambda file: folder.read(f"{name}/{file}"))
-        parts, reference = checkpoint["state"], checkpoint.get("reference")
-    except (BadCheckpointError, FileNotFoundError, ValueError, KeyError) as error:
+        checkpoint = read_checkpoint(folder, name)
+    except BadCheckpointError as error:
         raise UsageError(f"{folder}/{name} cannot be used ({str(error)[:60]}): give --checkpoint best") from error
+    parts, reference = checkpoint["state"], checkpoint.get("reference")
     state = parts["model"]
     if "ema" in parts:
         state = {key.removeprefix("module."): value for key, value in parts["ema"].items() if key != "n_averaged"}
     return Weights(
         origin=f"{name}/{FILE_NAME}",
-        sha256=hashlib.sha256(contents).hexdigest(),
+        sha256=hashlib.sha256(folder.read(f"{name}/{MANIFEST}")).hexdigest(),
         state=state,
         reference=Reference(**reference) if reference is not None else None,
-        step=step,
+        step=step_of(name),
     )

@@ -20,7 +20,7 @@ from raydali.data.read.reading import with_retry
 from raydali.data.read.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event, FirstCheckpoint
-from raydali.run.find import MANIFEST, REFUSED, lost_checkpoint, name_of, newest_first, step_of
+from raydali.run.find import MANIFEST, REFUSED, complete_ones, lost_checkpoint, name_of, newest_first, step_of
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.training import checkpoint_file
@@ -288,11 +288,9 @@ class CheckpointStore:
     def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
         last = ""
-        for name in newest_first(self._folder):
-            if not self._folder.exists(f"{name}/{MANIFEST}"):
-                continue
+        for name in complete_ones(self._folder):
             try:
-                state = self._read(name)
+                state = read_checkpoint(self._folder, name, whole=self.beside is None)
             except BadCheckpointError as error:
                 refused.append(name)
                 last = str(error)
@@ -312,26 +310,6 @@ class CheckpointStore:
             raise StorageError(f"{self._folder} cannot go on: {why}: restore one, or give another --name")
         return None
 
-    def _read(self, name: str) -> dict[str, Any]:
-        def contents(file: str) -> bytes:
-            try:
-                return self._folder.read(f"{name}/{file}")
-            except FileNotFoundError as error:
-                raise BadCheckpointError(f"{file} is missing") from error
-
-        state = checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
-        if "parts" not in state:
-            return state
-        if self.beside is None:
-            from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
-
-            return assembled(state, contents)
-        sizes = {info.base_name: info.size for info in self._folder.infos(name)}
-        for file, facts in state["parts"].items():
-            if sizes.get(file) != facts["bytes"]:
-                raise BadCheckpointError(f"{file} is missing, or has not {facts['bytes']} bytes")
-        return {**state, "name": name}
-
     def read_part(self, state: Mapping[str, Any], file: str) -> dict[str, Any]:
         """Return the shards in a file of the state that `newest` returned.
 
@@ -349,3 +327,30 @@ class CheckpointStore:
                 "the one before"
             ) from error
         return shards
+
+
+def read_checkpoint(folder: RunFolder, name: str, *, whole: bool = True) -> dict[str, Any]:
+    """Return the state of a checkpoint; of a sharded one that is not read `whole`, with marks and its "name".
+
+    Raises:
+        BadCheckpointError: it cannot be used.
+    """
+
+    def contents(file: str) -> bytes:
+        try:
+            return folder.read(f"{name}/{file}")
+        except FileNotFoundError as error:
+            raise BadCheckpointError(f"{file} is missing") from error
+
+    state = checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
+    if "parts" not in state:
+        return state
+    if whole:
+        from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
+
+        return assembled(state, contents)
+    sizes = {info.base_name: info.size for info in folder.infos(name)}
+    for file, facts in state["parts"].items():
+        if sizes.get(file) != facts["bytes"]:
+            raise BadCheckpointError(f"{file} is missing, or has not {facts['bytes']} bytes")
+    return {**state, "name": name}

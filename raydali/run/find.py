@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,9 +130,14 @@ def newest_first(folder: RunFolder) -> list[str]:
     return sorted(names, key=step_of, reverse=True)
 
 
+def complete_ones(folder: RunFolder) -> Iterator[str]:
+    """Yield the names of the folders of complete checkpoints, from the newest to the oldest."""
+    return (name for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}"))
+
+
 def newest_step(folder: RunFolder) -> int | None:
     """Return the step of the newest complete checkpoint; None if there is none."""
-    return next((step_of(name) for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}")), None)
+    return next(map(step_of, complete_ones(folder)), None)
 
 
 def name_of(step: int) -> str:

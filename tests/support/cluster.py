@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from raydali.run.find import MANIFEST, newest_first
+from raydali.run.find import newest_step
 from raydali.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -106,8 +106,7 @@ def kill(pids: list[int]) -> None:
 
 def committed(folder: RunFolder) -> int:
     """Steps that the newest whole checkpoint covers; 0 where there is none."""
-    whole = (name for name in newest_first(folder) if folder.exists(f"{name}/{MANIFEST}"))
-    return int(next(whole, "_0").rpartition("_")[2])
+    return newest_step(folder) or 0
 
 
 @contextmanager

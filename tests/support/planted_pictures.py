@@ -11,9 +11,10 @@ from PIL import Image
 from jobs.imagenet import open_data
 from raydali.data.builtin.digits import digits_folder
 from raydali.inference.job_module import load_job
+from raydali.run.checkpoints import read_checkpoint
 from raydali.run.events import BadLoss
+from raydali.run.find import name_of
 from raydali.run.folder import RunFolder
-from raydali.training.checkpoint_file import load_verified
 from tests.support.copied_jobs import begun, opened
 from tests.support.digits import SHORT, every_third
 from tests.support.job_ranks import undisturbed
@@ -100,7 +101,5 @@ def _train(file: Path, run: RunFolder, *, stop_at: int | None, device: str, **op
 
 def state_after(folder: RunFolder, step: int) -> dict[str, Any]:
     """The parts of the state in the checkpoint after this number of steps."""
-    name = f"checkpoint_{step:09d}"
-    contents = folder.read(f"{name}/manifest.json")
-    state: dict[str, Any] = load_verified(contents, lambda file: folder.read(f"{name}/{file}"), step=step)["state"]
+    state: dict[str, Any] = read_checkpoint(folder, name_of(step))["state"]
     return state
