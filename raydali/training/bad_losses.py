@@ -118,7 +118,7 @@ class LossWatch:
         self._rows[len(self._steps) - 1, 0].add_(loss, alpha=self._share)
 
     def before_update(self, norm: torch.Tensor | None) -> None:
-        """Judge the step by its losses and the norm of its gradient, if known, which is the same on all ranks."""
+        """Judge the step by its losses and the norm before clipping, if known, which is the same on all ranks."""
         row = self._rows[len(self._steps) - 1]
         self._has_norm = norm is not None
         if norm is not None:

@@ -95,18 +95,15 @@ class _Recorder(LossWatch):
 
     def before_update(self, norm: torch.Tensor | None) -> None:
         super().before_update(norm)
-        if self._hooks and norm is not None:
-            layers = defaultdict[str, list[torch.Tensor]](list)
+        if self._hooks:
+            assert norm is not None
+            row, layers = self._of_steps[-1], defaultdict[str, list[torch.Tensor]](list)
             for name, parameter in self._model.named_parameters():
                 if parameter.grad is not None:
                     layers[name.rpartition(".")[0]].append(parameter.grad)
-            norms = {name: nn.utils.get_total_norm(gradients).item() for name, gradients in layers.items()}
-            unclipped, row = norm.item() / (float(np.linalg.norm([*norms.values()])) or 1.0), self._of_steps[-1]
-            row["gradients"] = {name: value * unclipped for name, value in norms.items()}
-            row |= {
-                "gradient_norm": norm.item(),
-                "loss": float(np.mean([each["loss"] for each in row["micro_batches"]])),
-            }
+            row["gradients"] = {name: nn.utils.get_total_norm(each).item() for name, each in layers.items()}
+            row["gradient_norm"] = norm.item()
+            row["loss"] = float(np.mean([each["loss"] for each in row["micro_batches"]]))
             while self._hooks:
                 self._hooks.pop().remove()
 

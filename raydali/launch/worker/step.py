@@ -215,11 +215,11 @@ class Step:
             if is_sharded(norm):
                 norm = norm.full_tensor()
                 run.worker.broadcast([norm])  # copies that sum it in other orders would drift apart
+        if not self.is_warm_up:
+            run.watch.before_update(norm)
         if max_norm is not None:
             assert norm is not None
             nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=several)
-        if not self.is_warm_up:
-            run.watch.before_update(norm)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
