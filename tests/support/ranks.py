@@ -70,12 +70,7 @@ class LocalSession(Session):
             Worker.join(device, cpus=cpus, node="local"),
             folder,
             *cast(Any, (None, None)),  # there is no driver, and no Ray Train
-            environment={},
             weights=lambda: self.weights,
-            is_kept=lambda _: False,
-            export=lambda _: None,
-            group="",
-            short_seconds=None,
         )
         self.messages: list[Message] = []
         self.noticed: Notice | None = None

@@ -22,7 +22,6 @@ from raydali.data.index.source import TrainAndVal, class_labels
 from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.launch.worker.session import Session
-from raydali.measure.records import Figures
 from raydali.options.every_job import TrainingOptions
 from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
@@ -125,30 +124,9 @@ def _constant(model: nn.Module, before: list[torch.Tensor]) -> Iterator[None]:
 
 
 class _ReplaySession(Session):
-    """The session of a replay: it talks to no driver."""
+    """The session of a replay: it talks to no driver, and ends the training loop after a number of steps."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        folder: RunFolder,
-        steps: range,
-        checkpoint: dict[str, Any] | None,
-        weights: MatchedWeights | None,
-    ) -> None:
-        super().__init__(
-            worker,
-            folder,
-            *cast(Any, (None, None)),
-            environment={},
-            weights=lambda: weights,
-            is_kept=lambda _: False,
-            export=lambda _: None,
-            group="",
-            short_seconds=None,
-        )
-        self._end, self.rows = steps.stop, list[Row]()
-        self.checkpoints.newest = lambda: checkpoint  # type: ignore[method-assign]
-        self.loss_watch = partial(_Recorder, steps, self.rows)
+    end: int
 
     def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
         pass
@@ -156,18 +134,15 @@ class _ReplaySession(Session):
     def emit(self, message: Message) -> None:
         pass
 
-    def report_progress(self, stream: Stream) -> None:  # noqa: ARG002
-        if self.cursor.done == self._end:
-            raise _ReplayedError
-
     def notice(self) -> Notice | None:
         return None
 
-    def publish(self, figures: Figures) -> None:
-        pass
-
     def report_start(self, *, steps: int) -> None:
         pass
+
+    def report_progress(self, stream: Stream) -> None:  # noqa: ARG002
+        if self.cursor.done == self.end:
+            raise _ReplayedError
 
 
 def replayed(
@@ -195,13 +170,16 @@ def replayed(
         checkpoint: the state that `CheckpointStore.newest` returns; None: the start of the run.
         weights: what a run starts from without a checkpoint.
     """
+    rows = list[Row]()
     with TemporaryDirectory() as scratch:
         folder = RunFolder(scratch, "replay")
         folder.create()
-        session = _ReplaySession(worker, folder, steps, checkpoint, weights)
+        session = _ReplaySession(worker, folder, *cast(Any, (None, None)), weights=lambda: weights)
+        session.end, session.loss_watch = steps.stop, partial(_Recorder, steps, rows)
+        session.checkpoints.newest = lambda: checkpoint  # type: ignore[method-assign]
         if config.class_sampling is not None:
             session.class_labels = class_labels(data.train)
         with suppress(_ReplayedError):
             train(config, data, session)
         gc.unfreeze()  # what the run froze: at the end of the process, libraries complain of objects that remain
-    return session.rows
+    return rows

@@ -82,15 +82,15 @@ class Session:
         channel: "DriverChannel",
         context: "TrainContext",
         *,
-        environment: Mapping[str, Any],
+        environment: Mapping[str, Any] | None = None,
         weights: Callable[[], MatchedWeights | None],
-        is_kept: Callable[[int], bool],
-        export: Callable[[Figures], None],
-        group: str,
-        short_seconds: float | None,
+        is_kept: Callable[[int], bool] = lambda _: False,
+        export: Callable[[Figures], None] = lambda _: None,
+        group: str = "",
+        short_seconds: float | None = None,
     ) -> None:
         self.worker, self.folder, self.group, self.short_seconds = worker, folder, group, short_seconds
-        self._channel, self._context, self._environment, self._export = channel, context, environment, export
+        self._channel, self._context, self._environment, self._export = channel, context, environment or {}, export
         self.starting_weights = weights
         self.cursor, self.steps_left, self.parameters = Cursor(), 0, 0
         self.validation_samples, self.validates = 0, lambda _: True
