@@ -11,27 +11,27 @@ What it finds is printed, and stays in a folder of its own; nothing is written t
 """
 
 import math
-import re
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from raydali.commands.preview import device_of
 from raydali.commands.replay_sheet import rank_of_loss, replay_sheet
-from raydali.data.index.source import Source
-from raydali.errors import CommandError, RaydaliError, UsageError
+from raydali.errors import CommandError, UsageError
 from raydali.options.placement import require
 from raydali.output import show, write_json, write_output
 from raydali.text import error_line, printable
 
+if TYPE_CHECKING:
+    from raydali.run.folder import RunFolder
+
 RESULT = "replay.json"
-KEYS = "id", "read", "epoch", "repeat"
-"""Columns that `--against` compares for each sample; with the seed, they decide all that is drawn for it."""
+KEYS = "micro_batch", "id", "read", "epoch", "repeat"
+"""What `--against` compares of each sample; with the seed, this decides all that is drawn for it."""
 SHOWN = 10
 """Rows of a printed table."""
 
@@ -74,7 +74,7 @@ def main(options: Replay) -> None:
 
     run, device = found_run(options.run, options.job), device_of(options.device)
 
-    from raydali.inference.replay import add_files, checked_data, made_again, rows_of, start_of, why_other
+    from raydali.inference.replay import replay
     from raydali.inference.trained_run import options_of
 
     config, settings = options_of(run)
@@ -83,50 +83,48 @@ def main(options: Replay) -> None:
     steps = range(options.step, (options.step if options.to is None else options.to) + 1)
     last = config.stream(settings["samples"]).steps - 1
     if not steps or steps[-1] > last:
-        asked = f"--step {steps.start}" + ("" if options.to is None else f" --to {options.to}")
+        asked = f"--step {options.step}" + ("" if options.to is None else f" --to {options.to}")
         raise UsageError(f"{asked} is not in {run.folder}, whose steps are 0 to {last}: give others, in this order")
-    output = Path(options.output or f"replay-{run.folder.name}-{options.step}").expanduser().absolute()
-    if output.resolve().is_relative_to(Path(run.folder.path()).resolve()):
-        raise UsageError(f"--output {output} is in the run's folder, which stays as it is: give another")
-    if "://" in (options.output or ""):
-        raise UsageError(f"--output {options.output} is not on this machine: give a local folder")
-    logged = {} if options.against is None else _logged(options.against, steps)
+    output = _made_output(options, run.folder)
+    logged = [] if options.against is None else _logged(options.against, steps)
+    result, source = replay(run, config, settings, steps, device)
+    write_json(_as_json(result), str(output / RESULT))
+    trained = [row for row in result["steps"] if "loss" in row]
+    for row in trained:
+        for rank in sorted({batch["rank"] for batch in row["micro_batches"]}):
+            title = f"Step {row['step']} of {run.folder.name}, rank {rank}"
+            mine = [batch for batch in row["micro_batches"] if batch["rank"] == rank]
+            if (sheet := replay_sheet(title, result["notes"], mine, source, options.show)) is not None:
+                write_output(str(output / f"step-{row['step']:09d}-rank-{rank}.png"), sheet)
+    for note in result["notes"]:
+        print(printable(note))
+    _print_tables(trained)
+    print(f"{output}: {RESULT}" + (" and the pictures of each rank" if trained else ""))
+    differing = _compare(result["steps"], logged, options.against)
+    if result["failed"]:
+        known = "ids and files" if source is not None else "ids" if result["steps"][0]["micro_batches"] else "nothing"
+        raise CommandError(f"{output}/{RESULT} has only what is known without training, {known}: {result['failed']}")
+    if differing:
+        raise CommandError(differing)
+
+
+def _made_output(options: Replay, run: "RunFolder") -> Path:
+    """Make the folder for the results, and return it.
+
+    Raises:
+        UsageError: it cannot be written, or is not allowed.
+    """
+    asked = options.output or f"replay-{run.name}-{options.step}"
+    output = Path(asked).expanduser().absolute()
+    if "://" in asked or output.resolve().is_relative_to(Path(run.path()).resolve()):
+        raise UsageError(f"--output {asked} is not on this machine, or in the run's folder: give another local folder")
     try:
         output.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=output):  # what rights permit is not all
             pass
     except OSError as error:
-        raise UsageError(f"--output {output} cannot be written: {error.strerror}; give another folder") from error
-    begun = start_of(run, steps.start)
-    notes, failed = [*why_other(run, config, begun, device)], ""
-    source: Source | None = None
-    rows: list[dict[str, Any]] = []
-    try:
-        data = checked_data(run, config, settings, notes)
-        source = data.train
-        rows = made_again(run, config, data, steps, device, notes)
-    except Exception as error:  # data, a job or a PyTorch that have changed may raise anything; the rest is shown
-        failed = str(error) if isinstance(error, RaydaliError) else error_line(repr(error))
-    rows, pipeline = rows or rows_of(config, settings["samples"], source, steps), run.job.train_pipeline(config)
-    for batch in (batch for row in rows for batch in row["micro_batches"]):
-        add_files(batch, source, pipeline)
-        there = logged.get((batch["step"], batch["micro_batch"]), {})
-        batch["rank"] = there.get("rank", batch["micro_batch"] % begun.get("world_size", 1))
-    result = {"run": str(run.folder), "notes": notes, "failed": failed, "steps": rows}
-    write_json(_as_json(result), str(output / RESULT))
-    for row in rows:
-        for rank in sorted({batch["rank"] for batch in row["micro_batches"]}):
-            title = f"Step {row['step']} of {run.folder.name}, rank {rank}"
-            mine = [batch for batch in row["micro_batches"] if batch["rank"] == rank]
-            if (sheet := replay_sheet(title, notes, mine, source, options.show)) is not None:
-                write_output(str(output / f"step-{row['step']:09d}-rank-{rank}.png"), sheet)
-    _print(rows, notes, output)
-    differing = _compare(rows, logged, options.against)
-    if failed:
-        known = "ids and files" if source is not None else "ids" if rows[0]["micro_batches"] else "nothing"
-        raise CommandError(f"{output}/{RESULT} has only what is known without training, {known}: {failed}")
-    if differing:
-        raise CommandError(differing)
+        raise UsageError(f"--output {asked} cannot be written: {error.strerror}; give another folder") from error
+    return output
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401 (JSON)
@@ -138,76 +136,63 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401 (JSON)
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _logged(path: str, steps: range) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return what a trace has of each micro-batch of these steps: "rank", "loss" of the step, and "samples".
+def _logged(path: str, steps: range) -> list[dict[str, Any]]:
+    """Return the rows that a trace of samples has of these steps.
 
     Raises:
-        UsageError: it has nothing of them, or cannot be read.
+        UsageError: it has none, or cannot be read.
     """
-    from pyarrow import parquet
-
     from raydali.run.find import place_of
     from raydali.run.folder import RunFolder
+    from raydali.run.sample_trace import read_trace
 
-    found = dict[tuple[int, int], dict[str, Any]]()
     storage, _, name = place_of(path).rpartition("/")
     try:
-        folder = RunFolder(storage or "/", name)
-        for file in folder.files(""):
-            match = re.fullmatch(r"step-(\d+)-(\d+)-rank-\d+\.parquet", file)
-            if match is None or int(match[2]) < steps.start or int(match[1]) >= steps.stop:
-                continue
-            for row in parquet.read_table(BytesIO(folder.read(file))).to_pylist():
-                if row["step"] in steps:
-                    of_batch = found.setdefault((row["step"], row["micro_batch"]), {**row, "samples": []})
-                    read = row["id"] if row["replaced_by"] is None else row["replaced_by"]
-                    of_batch["samples"].append((row["id"], read, row["epoch"], row.get("repeat") or 0))
+        rows, why = read_trace(RunFolder(storage or "/", name), steps), "it has none of these steps"
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"--against {path} cannot be read ({error_line(error)[:60]}): give a run's samples/"
-        ) from error
-    if not found:
-        raise UsageError(f"--against {path} has nothing of these steps: give samples/ of the run")
-    return found
+        rows, why = [], error_line(error)[:60]
+    if not rows:
+        raise UsageError(f"--against {path} cannot be compared with ({why}): give samples/ of the run")
+    for row in rows:
+        row["read"] = row["id"] if row["replaced_by"] is None else row["replaced_by"]
+        row["repeat"] = row.get("repeat") or 0  # traces of earlier versions have none
+    return rows
 
 
-def _compare(rows: list[dict[str, Any]], logged: dict[tuple[int, int], dict[str, Any]], against: str | None) -> str:
+def _compare(rows: list[dict[str, Any]], logged: list[dict[str, Any]], against: str | None) -> str:
     """Print how the steps compare with what was logged; return the first sample that differs, or an empty text."""
-    for row in rows if against is not None else ():
-        for batch in row["micro_batches"]:
-            there = logged.get((row["step"], batch["micro_batch"]), {"samples": []})["samples"]
-            here = [tuple(sample[key] for key in KEYS) for sample in batch["samples"]]
-            if there != here:
-                pairs = (pair for pair in zip_longest(there, here) if pair[0] != pair[1])
-                (was, now) = next(pairs)
-                where = f"step {row['step']}, micro-batch {batch['micro_batch']}"
-                return f"{where} differs from {against}: ({', '.join(KEYS)}) is {now}, there {was}"
-        loss = next((each.get("loss") for key, each in logged.items() if key[0] == row["step"]), None)
+    for row in rows if logged else ():
+        of_step = [each for each in logged if each["step"] == row["step"]]
+        samples = [batch | sample for batch in row["micro_batches"] for sample in batch["samples"]]
+        there, here = ([tuple(each[key] for key in KEYS) for each in rows_of] for rows_of in (of_step, samples))
+        if there != here:
+            was, now = next(pair for pair in zip_longest(there, here) if pair[0] != pair[1])
+            names = ", ".join(KEYS).replace("_", "-")
+            return f"step {row['step']} differs from {against}: ({names}) is {now}, there {was}"
+        loss = of_step[0].get("loss") if of_step else None
         beside = f"; the loss is {row['loss']:.6g}, there {loss:.6g}" if loss is not None and "loss" in row else ""
         print(f"step {row['step']}: ids, substitutes and keys of draws are as in {against}{beside}")
     return ""
 
 
-def _print(rows: list[dict[str, Any]], notes: list[str], output: Path) -> None:
-    for note in notes:
-        print(printable(note))
-    if trained := [row for row in rows if "loss" in row]:
-        batches = [batch for row in trained for batch in row["micro_batches"]]
-        _table("", batches, "step", "micro_batch", "rank", "loss")
-        samples = [batch | sample for batch in batches for sample in batch["samples"]]
-        worst = sorted(samples, key=lambda sample: rank_of_loss(sample["loss"]))[:SHOWN]
-        _table("largest losses of single samples", worst, "step", "micro_batch", "id", "loss", "path")
-    for row in trained:
+def _print_tables(rows: list[dict[str, Any]]) -> None:
+    """Print the losses of micro-batches and samples, and for each step its largest gradients and activations."""
+    batches = [batch for row in rows for batch in row["micro_batches"]]
+    _table("micro-batches", batches, "step", "micro_batch", "rank", "loss")
+    samples = [batch | sample for batch in batches for sample in batch["samples"]]
+    worst = sorted(samples, key=lambda sample: rank_of_loss(sample["loss"]))[:SHOWN]
+    _table("largest losses of single samples", worst, "step", "micro_batch", "id", "loss", "path")
+    for row in rows:
         print(f"step {row['step']}: loss {row['loss']:.6g}, gradient norm {row['gradient_norm']:.6g}")
         for title in ("gradients", "activations"):
             largest = sorted(row[title].items(), key=lambda pair: rank_of_loss(pair[1]))[:SHOWN]
             layers = [{"layer": layer, "value": value} for layer, value in largest]
             _table(f"largest {title} of step {row['step']}", layers, "layer", "value")
-    print(f"{output}: {RESULT}" + (" and the pictures of each rank" if trained else ""))
 
 
 def _table(title: str, rows: list[dict[str, Any]], *names: str) -> None:
     def cell(value: object) -> str:
-        return f"{value:.6g}" if isinstance(value, float) else printable(str("-" if value is None else value))
+        return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
 
-    show(title, [name.replace("_", "-") for name in names], [[cell(row[name]) for name in names] for row in rows])
+    if rows:
+        show(title, [name.replace("_", "-") for name in names], [[cell(row[name]) for name in names] for row in rows])

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from raydali.data.index.source import Source, TrainAndVal, class_labels, classes_of
-from raydali.data.tasks.pipeline import Pipeline
-from raydali.errors import UsageError
+from raydali.errors import RaydaliError, UsageError
 from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import versions
@@ -24,35 +23,66 @@ from raydali.run.checkpoints import read_checkpoint
 from raydali.run.data_contents import compared_contents
 from raydali.run.find import complete_ones, name_of, step_of
 from raydali.run.folder import EVENTS, RunFolder
-from raydali.text import plural
+from raydali.text import error_line, plural
 from raydali.training.checkpoint_file import BadCheckpointError
 from raydali.training.weights.matching import match
 from raydali.training.worker import Worker
 
 
-def start_of(run: FoundRun, step: int) -> Mapping[str, Any]:
-    """Return the event of the start or resume by which the workers of a step began; empty if there is none."""
-    rows = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume") and row["step"] <= step]
-    return rows[-1] if rows else {}
+def replay(
+    run: FoundRun, config: TrainingOptions, settings: Mapping[str, Any], steps: range, device: str
+) -> tuple[dict[str, Any], Source | None]:
+    """Make steps of a run again, and return what replay.json has, and the training set if it is at hand.
+
+    Micro-batches also have their "inputs" and "tensors", see `replayed`. If the steps cannot be trained again, "failed"
+    says why, and "steps" has what is known without that.
+
+    Args:
+        run: the run.
+        config: its options.
+        settings: its config.json.
+        steps: consecutive steps.
+        device: the one to train on, as torch names it.
+    """
+    starts = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume") and row["step"] <= steps[0]]
+    began: dict[str, Any] = starts[-1] if starts else {}
+    notes, failed = [*_why_other(run, config, began, device)], ""
+    rows, source = list[Row](), None
+    try:
+        data = _checked_data(run, config, settings, notes)
+        source = data.train
+        rows = _trained(run, config, data, steps, device, notes)
+    except Exception as error:  # data, a job or a PyTorch that have changed may raise anything; the rest is shown
+        failed = str(error) if isinstance(error, RaydaliError) else error_line(repr(error))
+    rows, pipeline = rows or _untrained(config, settings["samples"], source, steps), run.job.train_pipeline(config)
+    for batch in (batch for row in rows for batch in row["micro_batches"]):
+        batch["rank"] = batch["micro_batch"] % began.get("world_size", 1)
+        of_epoch = pipeline.in_epoch(batch["counts_to"])
+        for sample in batch["samples"]:
+            sample["path"] = None if source is None else source.path(sample["read"])
+            if hasattr(of_epoch, "draws"):  # as raydali's pipelines have
+                drawn = of_epoch.draws(np.array([sample["read"]]), np.array([sample["key"]]))
+                sample["draws"] = [part[0].tolist() for part in (drawn if isinstance(drawn, tuple) else [drawn])]
+    return {"run": str(run.folder), "notes": notes, "failed": failed, "steps": rows}, source
 
 
-def why_other(run: FoundRun, config: TrainingOptions, begun: Mapping[str, Any], device: str) -> Iterator[str]:
-    """Yield why losses may be others than in the run."""
+def _why_other(run: FoundRun, config: TrainingOptions, began: Mapping[str, Any], device: str) -> Iterator[str]:
+    """Yield why losses may be others than in the run, whose workers began with this event."""
     if run.unchanged is False:
         yield f"{run.file.name} has changed since the run began"
-    there, here = (facts.get("torch") for facts in (begun.get("versions", {}), versions()))
+    there, here = (facts.get("torch") for facts in (began.get("versions", {}), versions()))
     if there not in (None, here):
         yield f"the run used PyTorch {there}, and this is {here}"
-    if begun.get("device", device[:4]) != device[:4]:
-        yield f"the run trained on {begun['device']}, and this is {device}, where sums and decoders round otherwise"
+    if began.get("device", device[:4]) != device[:4]:
+        yield f"the run trained on {began['device']}, and this is {device}, where sums and decoders round otherwise"
     if config.order_batch_size not in (None, config.batch_size):
-        began, now = config.order_batch_size, config.batch_size
-        yield f"a resume divided micro-batches of {began} samples into {now}, so that earlier steps had other ones"
-    if config.sync_bn and begun.get("world_size", 1) > 1:
+        sizes = f"{config.order_batch_size} samples into {config.batch_size}"
+        yield f"a resume divided micro-batches of {sizes}, so that earlier steps had other ones"
+    if config.sync_bn and began.get("world_size", 1) > 1:
         yield "SyncBatchNorm had the statistics of all workers, and each micro-batch has its own here"
 
 
-def checked_data(
+def _checked_data(
     run: FoundRun, config: TrainingOptions, settings: Mapping[str, Any], notes: list[str]
 ) -> TrainAndVal[Any]:
     """Return the run's data, and note which files have changed.
@@ -72,13 +102,8 @@ def checked_data(
     return data
 
 
-def made_again(
-    run: FoundRun,
-    config: TrainingOptions,
-    data: TrainAndVal[Any],
-    steps: range,
-    device: str,
-    notes: list[str],
+def _trained(
+    run: FoundRun, config: TrainingOptions, data: TrainAndVal[Any], steps: range, device: str, notes: list[str]
 ) -> list[Row]:
     """Train again from a checkpoint, and return the steps."""
     worker = Worker.join(torch.device(device), cpus=usable_cores(), node="")
@@ -96,14 +121,14 @@ def made_again(
         "loader": config.loader or default_loader(),
     }
     config = replace(config, **changes)
-    begin, checkpoint = _checkpoint(run.folder, steps.start)
+    begin, checkpoint = _checkpoint(run.folder, steps[0])
     weights, origin = None, name_of(begin) if begin else "the start"
-    if begin > steps.start:
-        notes.append(f"weights are those of {origin}, since no checkpoint from before step {steps.start} is near")
-        checkpoint["stream"] = config.stream(len(data.train)).state(steps.start)
+    if begin > steps[0]:
+        notes.append(f"weights are those of {origin}, since no checkpoint from before step {steps[0]} is near")
+        checkpoint["stream"] = config.stream(len(data.train)).state(steps[0])
     else:
-        notes.append(f"trained again from {origin}: {plural(steps.start - begin, 'step')} before step {steps.start}")
-    if not begin and isinstance(config, StartingWeightsOptions) and config.weights is not None:
+        notes.append(f"trained again from {origin}: {plural(steps[0] - begin, 'step')} before step {steps[0]}")
+    if not begin and isinstance(config, StartingWeightsOptions):
         _, read = read_starting_weights(config, run.folder, None)
         classes = classes_of(data.train)
         if read is not None:
@@ -118,32 +143,21 @@ def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
     """
     kept = [*map(step_of, complete_ones(folder))]
     before = max((each for each in kept if each <= step), default=0)
-    after = min((each for each in kept if each > step), default=None)
-    begin = after if not before and after is not None and after - step < step else before
+    begin = before or min([0, *kept], key=lambda each: abs(each - step))
     if not begin:
         return 0, {}
-    name = name_of(begin)
     try:
-        return begin, read_checkpoint(folder, name)
+        return begin, read_checkpoint(folder, name_of(begin))
     except BadCheckpointError as error:
-        raise UsageError(f"{folder}/{name} is damaged ({error}): move it away, and the one before is used") from error
+        path = f"{folder}/{name_of(begin)}"
+        raise UsageError(f"{path} is damaged ({error}): move it away, and the one before is used") from error
 
 
-def rows_of(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:
-    """Return what is known of steps that were not made again: the ids, unless their order depends on labels."""
+def _untrained(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:
+    """Return what is known of steps that were not trained again: the ids, unless their order depends on labels."""
     is_known = config.class_sampling is None or source is not None
     stream = config.stream(samples, None if source is None else class_labels(source))
     indices = range(stream.micro_batches_per_step if is_known else 0)
     return [
         {"step": step, "micro_batches": [row_of(stream.micro_batch(step, each)) for each in indices]} for step in steps
     ]
-
-
-def add_files(batch: Row, source: Source | None, pipeline: Pipeline[Any]) -> None:
-    """Add the path of each sample of a micro-batch, and what raydali's pipelines return as its `draws`."""
-    pipeline, samples = pipeline.in_epoch(batch["counts_to"]), batch["samples"]
-    for sample in samples:
-        sample["path"] = None if source is None else source.path(sample["read"])
-        if hasattr(pipeline, "draws"):
-            drawn = pipeline.draws(np.array([sample["read"]]), np.array([sample["key"]]))
-            sample["draws"] = [part[0].tolist() for part in (drawn if isinstance(drawn, tuple) else [drawn])]

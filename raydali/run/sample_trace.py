@@ -91,3 +91,13 @@ def drop_samples(folder: RunFolder, step: int) -> None:
         if int(match[1]) < step and not match[3]:
             raise RuntimeError(f"{folder}/samples/{file} has steps before and after step {step}, the checkpoint's")
         folder.remove(f"samples/{file}")
+
+
+def read_trace(folder: RunFolder, steps: range) -> list[dict[str, Any]]:
+    """Return the rows of these steps from the files in a folder, in the order of the stream."""
+    rows = list[dict[str, Any]]()
+    for file in folder.files(""):
+        match = re.fullmatch(_FILE, file)
+        if match is not None and not match[3] and int(match[1]) < steps.stop and int(match[2]) >= steps.start:
+            rows += parquet.read_table(io.BytesIO(folder.read(file))).to_pylist()
+    return sorted((row for row in rows if row["step"] in steps), key=lambda row: (row["step"], row["micro_batch"]))
