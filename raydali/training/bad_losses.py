@@ -8,9 +8,8 @@ The host reads losses when the device has long finished them, so that no step wa
 judges its loss itself. Losses are means over the global batch, so all ranks judge alike.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,15 +27,6 @@ WINDOW, LEAST = 64, 32
 """Number of losses by which a jump is judged, and the number below which none is."""
 JUMP = 20.0
 """A loss jumps if it is further above the median than this many median absolute deviations, and than the median."""
-
-
-class JudgedStep(NamedTuple):
-    """A step with the loss of its global batch, its gradient norm if that is known, and whether they are bad."""
-
-    step: int
-    loss: float
-    norm: float | None
-    is_bad: bool
 
 
 class LossWindow:
@@ -73,21 +63,19 @@ class LossWatch:
     Args:
         worker, precision: of the run.
         micro_batches: number of micro-batches in a global batch.
-        skips: whether bad steps are taken back: weights, momenta, averages, and the buffers of modules. The device
-            needs memory for a copy of them. Counts on the host go on: LAMB's steps, and those of an average's warm-up.
-        needs_norm: whether gradients are judged, too, also where they are not clipped.
+        reaction: the option `--on-bad-loss`.
 
     Attributes:
         window: the losses by which a jump is judged, a part of the run's state.
-        skips, needs_norm: see the arguments.
+        skips: whether bad steps are taken back: weights, momenta, averages, and the buffers of modules. The device
+            needs memory for a copy of them. Counts on the host go on: LAMB's steps, and those of an average's warm-up.
+        needs_norm: whether gradients are judged, too, also where they are not clipped.
     """
 
-    def __init__(
-        self, worker: Worker, precision: Precision, *, micro_batches: int, skips: bool, needs_norm: bool
-    ) -> None:
-        self._worker, self._precision, self._share, self.skips = worker, precision, 1 / micro_batches, skips
-        self.needs_norm, self._has_norm = needs_norm, False
-        self.window = LossWindow(worker.device if skips else torch.device("cpu"))
+    def __init__(self, worker: Worker, precision: Precision, *, micro_batches: int, reaction: str) -> None:
+        self._worker, self._precision, self._share = worker, precision, 1 / micro_batches
+        self.skips, self.needs_norm, self._has_norm = reaction == "skip", reaction != "warn", False
+        self.window = LossWindow(worker.device if self.skips else torch.device("cpu"))
         self._kept: dict[torch.Tensor, torch.Tensor] = {}
         self._state: Callable[[], list[torch.Tensor]] = list
         self._sent: list[tuple[list[int], Snapshot]] = []
@@ -99,6 +87,7 @@ class LossWatch:
 
     def begin_step(self, step: int, parts: Iterable[object], loss_sum: torch.Tensor) -> None:
         """Keep the state before a step: the parts of the run, and the sum of the epoch's losses."""
+        self._row = self._rows[len(self._steps)]
         self._steps.append(step)
         if self.skips:
             self._state = lambda: [loss_sum, *_tensors(parts, self._worker.device)]
@@ -107,41 +96,36 @@ class LossWatch:
             for nows, kept in _bits(self._kept):
                 torch._foreach_copy_(kept, nows)
 
-    def after_backward(
-        self,
-        batch: Batch,  # noqa: ARG002 (a replay needs it, as the next two)
-        differentiated: ForwardBackward,  # noqa: ARG002
-        inputs: tuple[Any, ...],  # noqa: ARG002
-        loss: torch.Tensor,
-    ) -> None:
-        """Add the loss of a micro-batch."""
-        self._rows[len(self._steps) - 1, 0].add_(loss, alpha=self._share)
+    def after_backward(self, loss: torch.Tensor, batch: Batch, by: ForwardBackward, inputs: tuple[Any, ...]) -> None:  # noqa: ARG002
+        """Add the loss of a micro-batch; a replay also takes the batch, and by what and of what it was computed."""
+        self._row[0].add_(loss, alpha=self._share)
 
     def before_update(self, norm: torch.Tensor | None) -> None:
         """Judge the step by its losses and the norm before clipping, if known, which is the same on all ranks."""
-        row = self._rows[len(self._steps) - 1]
         self._has_norm = norm is not None
         if norm is not None:
-            row[1] = norm
+            self._row[1] = norm
         if self.skips:
-            self._worker.all_reduce(row[:1])
-            row[2] = self.window.is_bad(row[0], self._norm(row[1]))
+            self._worker.all_reduce(self._row[:1])
+            self._row[2] = self.window.is_bad(self._row[0], self._norm(self._row[1]))
 
     def after_update(self) -> None:
         """Take a bad step back."""
         if self.skips:
-            bad = self._rows[len(self._steps) - 1, 2]
             self._kept |= {new: torch.zeros_like(new) for new in self._state() if new not in self._kept}
             for nows, kept in _bits(self._kept):
                 # As integers, since a NaN times zero is NaN.
                 torch._foreach_sub_(kept, nows)
-                torch._foreach_mul_(kept, bad.to(kept[0].dtype))
+                torch._foreach_mul_(kept, self._row[2].to(kept[0].dtype))
                 torch._foreach_add_(nows, kept)
         if len(self._steps) == INTERVAL:
             self._send()
 
-    def judged(self, *, wait: bool = False) -> Iterator[JudgedStep]:
-        """Yield the steps that are newly known, the same on all ranks; with `wait` all, for which it waits."""
+    def judged(self, *, wait: bool = False) -> Iterator[tuple[int, float, float | None, bool]]:
+        """Yield the steps that are newly known, the same on all ranks; with `wait` all, for which it waits.
+
+        A step is its number, the loss of its global batch, its gradient norm if that is known, and whether it is bad.
+        """
         if wait and self._steps:
             self._send()
         ready, self._sent = (self._sent, []) if wait else (self._sent[:-1], self._sent[-1:])
@@ -149,7 +133,7 @@ class LossWatch:
             copied.wait()
             for step, (loss, norm, bad) in zip(steps, copied.state, strict=False):
                 is_bad = bad if self.skips else self.window.is_bad(loss, self._norm(norm))
-                yield JudgedStep(step, loss.item(), norm.item() if self._has_norm else None, bool(is_bad))
+                yield step, loss.item(), norm.item() if self._has_norm else None, bool(is_bad)
 
     def _send(self) -> None:
         rows = self._rows
@@ -183,11 +167,9 @@ def _tensors(parts: Iterable[object], device: torch.device) -> Iterator[torch.Te
         yield from (tensor for tensor in found if tensor.device == device)
 
 
-def _bits(kept: dict[torch.Tensor, torch.Tensor]) -> Iterable[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Return the tensors and what is kept of them as integers of the same bits, by their dtype."""
-    groups = defaultdict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]](lambda: ([], []))
-    for now, copy in kept.items():
-        integers = INTEGERS[now.itemsize]
-        for tensors, tensor in zip(groups[integers], (now, copy), strict=True):
-            tensors.append(tensor.detach().view(integers))
-    return groups.values()
+def _bits(kept: dict[torch.Tensor, torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Yield the tensors and what is kept of them as integers of the same bits, by their size."""
+    for size, integers in INTEGERS.items():
+        pairs = [(now, copy) for now, copy in kept.items() if now.itemsize == size]
+        if pairs:
+            yield [now.detach().view(integers) for now, _ in pairs], [copy.view(integers) for _, copy in pairs]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from raydali.run.folder import RunFolder
-from raydali.training.bad_losses import INTERVAL, LEAST, JudgedStep, LossWatch
+from raydali.training.bad_losses import INTERVAL, LEAST, LossWatch
 from raydali.training.checkpoint_file import tensors_in
 from raydali.training.forward_backward import Precision
 from raydali.training.models.small_images import digits_network
@@ -44,21 +44,21 @@ def test_skip_leaves_the_batch_out_of_all_that_is_learned(tmp_path: Path, option
         assert sum(not torch.equal(was, now) for was, now in pairs) == (part == "ema"), "only its count goes on"
 
 
-@pytest.mark.parametrize("skips", [True, False])
-def test_nothing_waits(skips: bool) -> None:
+@pytest.mark.parametrize("reaction", ["skip", "stop"])
+def test_nothing_waits(reaction: str) -> None:
     model = digits_network(10).to(DEVICE)
     optimizer = build_optimizer("adamw", model, learning_rate=0.01, weight_decay=0.1)
     average, loss_sum = MovingAverage(model, 0.9), torch.zeros((), dtype=torch.float64, device=DEVICE)
     worker = Worker(rank=0, world_size=1, device=DEVICE, cpus=1, node="")
-    watch = LossWatch(worker, Precision("fp32", DEVICE), micro_batches=1, skips=skips, needs_norm=True)
+    watch = LossWatch(worker, Precision("fp32", DEVICE), micro_batches=1, reaction=reaction)
     images = torch.rand(16, 3, 32, 32, device=DEVICE)
-    found: list[JudgedStep] = []
+    found: list[tuple[int, float, float | None, bool]] = []
 
     def step(number: int) -> None:
         watch.begin_step(number, [model, optimizer, average], loss_sum)
         loss = model(images).square().mean()
         loss.backward()
-        watch.after_backward(None, None, (), loss.detach())  # type: ignore[arg-type]
+        watch.after_backward(loss.detach(), None, None, ())  # type: ignore[arg-type]
         watch.before_update(
             nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
         )
@@ -76,4 +76,4 @@ def test_nothing_waits(skips: bool) -> None:
             step(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [each.step for each in found] == [*range(LEAST + INTERVAL)] and not any(each.is_bad for each in found)
+    assert [(step, is_bad) for step, _, _, is_bad in found] == [(step, False) for step in range(LEAST + INTERVAL)]

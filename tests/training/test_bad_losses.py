@@ -58,14 +58,14 @@ def test_a_step_that_is_taken_back_leaves_no_trace(name: OptimizerName, first: b
     optimizer = build_optimizer(name, model, learning_rate=0.1, weight_decay=0.1, head={"4.weight"})
     average, loss_sum = MovingAverage(model, 0.9), torch.zeros((), dtype=torch.float64)
     worker = Worker(rank=0, world_size=1, device=CPU, cpus=1, node="")
-    watch = LossWatch(worker, Precision("fp32", CPU), micro_batches=1, skips=True, needs_norm=True)
+    watch = LossWatch(worker, Precision("fp32", CPU), micro_batches=1, reaction="skip")
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "ema": average}
 
     def step(number: int, images: torch.Tensor) -> None:
         watch.begin_step(number, parts.values(), loss_sum)
         loss = model(images).square().mean()
         loss.backward()
-        watch.after_backward(None, None, (), loss.detach())  # type: ignore[arg-type]
+        watch.after_backward(loss.detach(), None, None, ())  # type: ignore[arg-type]
         loss_sum.add_(loss.detach())
         watch.before_update(
             nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
@@ -95,4 +95,4 @@ def test_a_step_that_is_taken_back_leaves_no_trace(name: OptimizerName, first: b
     step(2, images)
     assert all(tensor.isfinite().all() for tensor in state())
     assert not torch.equal(state()[1], before[1])
-    assert [(found.step, found.is_bad) for found in watch.judged(wait=True)][-2:] == [(1, True), (2, False)]
+    assert [(number, is_bad) for number, _, _, is_bad in watch.judged(wait=True)][-2:] == [(1, True), (2, False)]

@@ -56,7 +56,8 @@ class _Recorder(LossWatch):
     """Watches losses as the run does, and records these steps in rows."""
 
     def __init__(self, steps: range, rows: list[Row], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options | {"needs_norm": True})
+        super().__init__(*args, **options)
+        self.needs_norm = True
         self._wanted, self._of_steps, self._model = steps, rows, nn.Module()
         self._hooks: list[Any] = []
         self._buffers: list[torch.Tensor] = []
@@ -76,12 +77,10 @@ class _Recorder(LossWatch):
             if tensor.is_floating_point() and tensor.numel():
                 largest[name] = float(np.maximum(largest.get(name, 0.0), tensor.detach().abs().max().item()))
 
-    def after_backward(
-        self, batch: Batch, differentiated: ForwardBackward, inputs: tuple[Any, ...], loss: torch.Tensor
-    ) -> None:
-        super().after_backward(batch, differentiated, inputs, loss)
+    def after_backward(self, loss: torch.Tensor, batch: Batch, by: ForwardBackward, inputs: tuple[Any, ...]) -> None:
+        super().after_backward(loss, batch, by, inputs)
         if self._hooks:
-            alone = self._alone(differentiated.loss, inputs, len(batch.ids))
+            alone = self._alone(by.loss, inputs, len(batch.ids))
             seen = {"loss": loss.item(), "inputs": inputs, "tensors": batch.tensors}
             self._of_steps[-1]["micro_batches"].append(row_of(batch.micro_batch, alone) | seen)
 

@@ -143,22 +143,19 @@ class RunMeter:
             if run.trace is not None:
                 run.trace.losses[step] = loss
             self._bad_in_a_row = self._bad_in_a_row + 1 if is_bad else 0
-            if skips:
-                self.meter.left_out += is_bad * run.micro_batches * run.config.batch_size
             if not is_bad or (self._bad_in_a_row > 1 and not skips):  # if weights are not finite, no loss is any more
                 continue
-            before = session.cursor.saved
+            self.meter.left_out += skips * run.micro_batches * run.config.batch_size
+            saved, command = session.cursor.saved, f"raydali replay {session.folder} --step {step}"
+            session.checkpoints.protect(saved)
+            facts: dict[str, Any] = {"step": step, "loss": loss, "gradient_norm": norm, "checkpoint": saved}
             why = f"its loss is {loss:.4g}" + ("" if norm is None else f" and its gradient norm {norm:.4g}")
-            session.checkpoints.protect(before)
-            command = f"raydali replay {session.folder} --step {step}"
-            facts: dict[str, Any] = {"step": step, "loss": loss, "gradient_norm": norm, "checkpoint": before}
             session.emit_once(BadLoss(**facts, why=why, left_out=skips, command=command))
             if run.config.on_bad_loss == "stop":
-                resumed = f"from {name_of(before)}" if before else "from the start"
                 skipping = "--on-bad-loss skip" + (" and without --shard" if run.config.shard else "")
                 raise DivergedError(
-                    f"step {step} is bad, {why}: see {command}; with {skipping}, the same command goes on "
-                    f"{resumed} without it"
+                    f"step {step} is bad, {why}: see {command}; with {skipping}, the same command goes on from "
+                    f"{name_of(saved) if saved else 'the start'} without it"
                 )
             if self._bad_in_a_row == WINDOW:
                 raise DivergedError(

@@ -64,8 +64,7 @@ class RunParts:
             self.worker,
             self.precision,
             micro_batches=self.stream.micro_batches_per_step,
-            skips=config.on_bad_loss == "skip",
-            needs_norm=config.on_bad_loss != "warn",
+            reaction=config.on_bad_loss,
         )
 
 
@@ -173,7 +172,7 @@ class Step:
         if run.micro_batches > 1:
             run.state.statistics.end_micro_batch(index)
         if not self.is_warm_up:
-            run.watch.after_backward(batch, differentiated, inputs, loss)
+            run.watch.after_backward(loss, batch, differentiated, inputs)
         self._meter.add(loss, len(batch.ids))
         self._trained.append(batch.micro_batch)
         self._pending = None
