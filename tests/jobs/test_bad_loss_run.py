@@ -105,7 +105,8 @@ def test_by_default_a_jump_is_told_and_the_checkpoint_before_it_is_kept(tmp_path
 
 """
     jumping = changed_copy("imagenet", {**changes, "def build_model(": f"{jump}def build_model("}, tmp_path)
-    options: dict[str, Any] = {"checkpoint_every": 4, "batch_size": 8, "global_batch_size": 8}
+    # The weights hardly change: what becomes of them after a jump depends on the processor.
+    options: dict[str, Any] = {"checkpoint_every": 4, "batch_size": 8, "global_batch_size": 8, "learning_rate": 1e-6}
     early, bad = steps_of(root, "uniform", **options)
     assert early < 32, "the first steps are judged less strictly"
     (((row,), _),) = planted_run(jumping, root, tmp_path, **options)
