@@ -18,7 +18,6 @@ from raydali.host.facts import gpu_serial, versions
 from raydali.host.hardware import cpu_facts
 from raydali.launch.worker.session import Session
 from raydali.run.events import RanksDiffer
-from raydali.run.folder import EVENTS
 from raydali.training.checkpoint_file import INTEGERS, local, tensors_in
 from raydali.training.worker import Worker
 
@@ -36,11 +35,10 @@ class RankComparison:
         self._compares = compares and self._worker.world_size > shards
         self._before: dict[str, Any] = {}
 
-    def resume(self) -> None:
-        """Read the newest difference; the steps before it may be computed again now."""
+    def resume(self, events: Iterable[dict[str, Any]]) -> None:
+        """Take the newest difference from the events on rank 0; the steps before it may be computed again now."""
         if self._compares:
-            rows = self._session.folder.rows(EVENTS) if self._worker.rank == 0 else []
-            differences = [row for row in rows if row["event"] == RanksDiffer.event]
+            differences = [row for row in events if row["event"] == RanksDiffer.event]
             self._before = self._worker.from_first(differences[-1] if differences else {})
 
     def checksum(self, parts: Iterable[object]) -> torch.Tensor | None:
@@ -57,13 +55,13 @@ class RankComparison:
         """
         if mine is None:
             return
-        worker, before = self._worker, self._before
-        is_again = before.get("step") == step and not before.get("recomputed")
-        checksums, shards = worker.exchange(int(mine)), self._shards
+        worker, shards = self._worker, self._shards
+        before = self._before if self._before.get("step") == step and not self._before.get("recomputed") else {}
+        checksums = worker.exchange(int(mine))
         of_shards = [checksums[shard::shards] for shard in range(shards)]
         right: list[int | None]
         if is_equal := all(len({*each}) == 1 for each in of_shards):
-            if not is_again or before["odd"]:
+            if not before or before["odd"]:
                 return
             checksums, ranks = before["checksums"], before["ranks"]
             right = [now if now in checksums[shard::shards] else None for shard, (now, *_) in enumerate(of_shards)]
@@ -81,14 +79,14 @@ class RankComparison:
         named = " and ".join(ranks[rank] for rank in odd)
         which = f"those of {named} are wrong" if odd else "nothing tells which are right"
         text = f"ranks {'had' if is_equal else 'have'} different weights or momenta after step {step}: {which}"
-        facts = {"checksums": checksums, "ranks": ranks, "odd": odd, "recomputed": is_equal, "text": text}
-        self._session.emit_once(RanksDiffer(step=step, **facts))
+        difference = RanksDiffer(step=step, checksums=checksums, ranks=ranks, odd=odd, recomputed=is_equal, text=text)
+        self._session.emit_once(difference)
         is_wrong = f"node {worker.node}," in named if is_equal else worker.rank in odd
         if is_equal and all(worker.exchange(is_wrong)):  # there is no other node
             return
         self._session.checkpoints.wait()  # until the last one is written
         worker.barrier()
-        if is_again and not is_equal:
+        if before and not is_equal:
             same = {before["ranks"][rank] for rank in before["odd"]} & {ranks[rank] for rank in odd}
             why = "take its device away" if same else "rather software that differs from rank to rank than a bad device"
             raise DivergedError(f"{text}, twice in a row: {why}, or give --no-compare-ranks to train on regardless")

@@ -135,11 +135,12 @@ class RunState:
                 rows = self._folder.keep_rows(EPOCHS, lambda row: row["step"] <= self._cursor.start)
                 self.epochs = [{name: row[name] for name in ("epoch", "validation")} for row in rows]
                 self.metric = best_metric(self._folder)
-                for row in self._folder.rows(EVENTS):
-                    if row["event"] == BadLoss.event:
-                        self._session.checkpoints.protect(row["checkpoint"])
                 drop_samples(self._folder, self._cursor.start)
-            self._ranks.resume()
+            events = self._folder.rows(EVENTS) if self._worker.rank == 0 else []
+            for row in events:
+                if row["event"] == BadLoss.event:
+                    self._session.checkpoints.protect(row["checkpoint"])
+            self._ranks.resume(events)
         self._worker.barrier()
 
     def keep(self, model: nn.Module, statistics: RunningStatistics, others: Mapping[str, Stateful]) -> None:
