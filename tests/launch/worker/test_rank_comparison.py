@@ -74,9 +74,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 
-@pytest.mark.parametrize(("where", "step"), [("weight", 5), ("momentum", 7)])
-def test_of_three_ranks_the_odd_one_is_named(tmp_path: Path, digits: Data, where: Where, step: int) -> None:
-    folder, fault = folder_of(tmp_path), Fault(where, step, tmp_path / "flipped")
+def test_of_three_ranks_the_odd_one_is_named(tmp_path: Path, digits: Data) -> None:
+    folder, fault = folder_of(tmp_path), Fault("momentum", 5, tmp_path / "flipped")
     outcomes = run_ranks(3, outcome, CONFIG, digits, folder, fault)
     assert [kind for kind, _ in outcomes] == ["RuntimeError", "RuntimeError", "NodeError"]
     assert all(mentions(text, "rank 2 node local step 8 wrong") for _, text in outcomes)
@@ -114,8 +113,7 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
         assert {*run_ranks(world_size, outcome, off, digits, folder, always)} == {("", "")}
 
 
-@pytest.mark.parametrize("where", ["weight", "momentum"])
-@pytest.mark.parametrize(("copies", "again"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("where", "copies", "again"), [("weight", 2, True), ("momentum", 3, False)])
 def test_of_sharded_copies_a_shard_that_differs_is_named(
     tmp_path: Path, digits: Data, where: Where, copies: int, again: bool
 ) -> None:
