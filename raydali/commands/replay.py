@@ -21,6 +21,7 @@ import tyro
 
 from raydali.commands.preview import device_of
 from raydali.commands.replay_sheet import rank_of_loss, replay_sheet
+from raydali.data.index.source import classes_of
 from raydali.errors import CommandError, UsageError
 from raydali.options.placement import require
 from raydali.output import show, write_json, write_output
@@ -89,12 +90,12 @@ def main(options: Replay) -> None:
     logged = [] if options.against is None else _logged(options.against, steps)
     result, source = replay(run, config, settings, steps, device)
     write_json(_as_json(result), str(output / RESULT))
-    trained = [row for row in result["steps"] if "loss" in row]
+    trained, classes = [row for row in result["steps"] if "loss" in row], () if source is None else classes_of(source)
     for row in trained:
         for rank in sorted({batch["rank"] for batch in row["micro_batches"]}):
             title = f"Step {row['step']} of {run.folder.name}, rank {rank}"
             mine = [batch for batch in row["micro_batches"] if batch["rank"] == rank]
-            if (sheet := replay_sheet(title, result["notes"], mine, source, options.show)) is not None:
+            if (sheet := replay_sheet(title, result["notes"], mine, classes, options.show)) is not None:
                 write_output(str(output / f"step-{row['step']:09d}-rank-{rank}.png"), sheet)
     for note in result["notes"]:
         print(printable(note))

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raydali.commands.preview import class_names
-from raydali.data.index.source import Source, classes_of
+from raydali.text import number
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-
 
 _NOT_FINITE = 255, 0, 255
 """The colour of pixels that are infinite or NaN."""
@@ -22,37 +21,23 @@ def rank_of_loss(loss: float | None) -> float:
 
 
 def replay_sheet(
-    title: str,
-    facts: Sequence[str],
-    micro_batches: Sequence[Mapping[str, Any]],
-    source: Source | None,
-    most: int,
+    title: str, facts: Sequence[str], micro_batches: Sequence[Mapping[str, Any]], classes: Sequence[str], most: int
 ) -> bytes | None:
-    """Return a sheet of the pictures of each micro-batch with the largest losses, as a PNG; None if it has no pictures.
-
-    Args:
-        title: the line above them.
-        facts: the lines below that.
-        micro_batches: their rows, see `replayed`.
-        source: of the samples.
-        most: number of pictures of a micro-batch.
-    """
+    """Draw those pictures of each micro-batch that have the largest losses, as a PNG; return None if there are none."""
     from raydali.report.contact_sheet import Picture, Row, Sheet, as_png
 
     rows = []
-    for row in micro_batches:
-        if not (inputs := row.get("inputs")) or getattr(inputs[0], "ndim", 0) not in (4, 5):
+    for batch in micro_batches:
+        if not batch["inputs"] or getattr(batch["inputs"][0], "ndim", 0) not in (4, 5):
             return None
-        samples, tensors = row["samples"], row["tensors"]
+        samples, tensors = batch["samples"], batch["tensors"]
+        labels = class_names(classes, None if "boxes" in tensors else tensors.get("labels"), len(samples))
         worst = sorted(range(len(samples)), key=lambda place: rank_of_loss(samples[place]["loss"]))[:most]
-        of_images = None if "boxes" in tensors else tensors.get("labels")
-        labels = class_names(classes_of(source) if source is not None else (), of_images, len(samples))
         pictures = []
         for place in worst:
-            loss = samples[place]["loss"]
-            lines = [f"id {samples[place]['id']}", "" if loss is None else f"loss {loss:.4g}"]
-            pictures.append(Picture(_drawn(row, place), labels[place], lines, samples[place]["path"] or ""))
-        rows.append(Row(f"batch {row['micro_batch']}", f"loss {row['loss']:.4g}", pictures))
+            lines = f"id {samples[place]['id']}", f"loss {number(samples[place]['loss'], '.4g')}"
+            pictures.append(Picture(_drawn(batch, place), labels[place], lines, samples[place]["path"]))
+        rows.append(Row(f"batch {batch['micro_batch']}", f"loss {batch['loss']:.4g}", pictures))
     return as_png(Sheet(title, facts, rows))
 
 

@@ -35,14 +35,7 @@ def replay(
     """Make steps of a run again, and return what replay.json has, and the training set if it is at hand.
 
     Micro-batches also have their "inputs" and "tensors", see `replayed`. If the steps cannot be trained again, "failed"
-    says why, and "steps" has what is known without that.
-
-    Args:
-        run: the run.
-        config: its options.
-        settings: its config.json.
-        steps: consecutive steps.
-        device: the one to train on, as torch names it.
+    says why, and "steps" has what is known without that. `settings` is the run's config.json.
     """
     starts = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume") and row["step"] <= steps[0]]
     began: dict[str, Any] = starts[-1] if starts else {}

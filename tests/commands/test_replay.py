@@ -225,7 +225,7 @@ def sheet_of(*inputs: torch.Tensor) -> set[tuple[int, ...]]:
     """The colours of a sheet of one sample."""
     samples = [{"id": 0, "loss": 1.0, "path": ""}]
     row = {"micro_batch": 0, "loss": 1.0, "samples": samples, "tensors": {}, "inputs": [each[None] for each in inputs]}
-    sheet = replay_sheet("title", [], [row], None, 1)
+    sheet = replay_sheet("title", [], [row], (), 1)
     assert sheet is not None
     return colours(BytesIO(sheet))
 

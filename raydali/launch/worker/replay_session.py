@@ -6,13 +6,14 @@ has an empty folder of its own in place of the run's, and ends the loop after th
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -32,23 +33,19 @@ from raydali.training.forward_backward import ForwardBackward
 from raydali.training.weights.matching import MatchedWeights
 from raydali.training.worker import Worker
 
+Row = dict[str, Any]
+"""The facts of a step or of a micro-batch, by name."""
+
 
 class _ReplayedError(Exception):
     """The last step is complete."""
 
 
-Row = dict[str, Any]
-"""The facts of a step or of a micro-batch, by name."""
-
-
 def row_of(batch: MicroBatch, alone: list[float] | None = None) -> Row:
-    """Return a row of a micro-batch, with one for each of its "samples", whose losses alone may be known."""
+    """Return the row of a micro-batch, with one for each of its "samples", whose losses alone may be known."""
     keys = batch.draw_keys
-    losses: Sequence[float | None] = alone or [None] * len(keys)
-    columns = batch.ids, batch.read_ids, batch.epochs, keys >> 32, keys, losses
-    names = "id", "read", "epoch", "repeat", "key", "loss"
-    rows = zip(*(np.asarray(column, object) for column in columns), strict=True)
-    samples = [dict(zip(names, each, strict=True)) for each in rows]
+    columns = {"id": batch.ids, "read": batch.read_ids, "epoch": batch.epochs, "repeat": keys >> 32, "key": keys}
+    samples = pa.table(columns | {"loss": pa.nulls(len(keys)) if alone is None else alone}).to_pylist()
     return {"step": batch.step, "micro_batch": batch.index, "counts_to": batch.counts_to, "samples": samples}
 
 
@@ -85,11 +82,24 @@ class _Recorder(LossWatch):
             self._of_steps[-1]["micro_batches"].append(row_of(batch.micro_batch, alone) | seen)
 
     def _alone(self, loss: Callable[..., torch.Tensor], inputs: tuple[Any, ...], count: int) -> list[float] | None:
-        """Return the loss of each sample alone; None if the inputs are not one row for each sample."""
+        """Return the loss of each sample alone; None if the inputs are not one row for each sample.
+
+        No layer depends on other samples or on random numbers, and buffers are those from before the step.
+        """
         if not all(isinstance(each, torch.Tensor) and len(each) == count for each in inputs):
             return None
-        with torch.no_grad(), self._precision.autocast(), _constant(self._model, self._buffers):
-            return [loss(*(each[place : place + 1] for each in inputs)).item() for place in range(count)]
+        buffers, modules = [*self._model.buffers()], self._model.modules()
+        newest = [buffer.clone() for buffer in buffers]
+        layers = [layer for layer in modules if isinstance(layer, _BatchNorm | _DropoutNd) and layer.training]
+        for layer in layers:
+            layer.eval()
+        _load(buffers, self._buffers)
+        with torch.no_grad(), self._precision.autocast():
+            losses = [loss(*(each[place : place + 1] for each in inputs)).item() for place in range(count)]
+        _load(buffers, newest)
+        for layer in layers:
+            layer.train()
+        return losses
 
     def before_update(self, norm: torch.Tensor | None) -> None:
         super().before_update(norm)
@@ -106,20 +116,9 @@ class _Recorder(LossWatch):
                 self._hooks.pop().remove()
 
 
-@contextmanager
-def _constant(model: nn.Module, before: list[torch.Tensor]) -> Iterator[None]:
-    """Let no layer depend on other samples or on random numbers in this context, with the buffers from before."""
-    now = [buffer.clone() for buffer in model.buffers()]
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm | _DropoutNd) and layer.training]
-    for layer in layers:
-        layer.eval()
-    for buffer, earlier in zip(model.buffers(), before, strict=True):
-        buffer.copy_(earlier)
-    yield
-    for buffer, newest in zip(model.buffers(), now, strict=True):
-        buffer.copy_(newest)
-    for layer in layers:
-        layer.train()
+def _load(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.copy_(value)
 
 
 class _ReplaySession(Session):
@@ -152,22 +151,14 @@ def replayed(
     steps: range,
     *,
     checkpoint: dict[str, Any] | None,
-    weights: MatchedWeights | None = None,
+    weights: MatchedWeights | None,
 ) -> list[Row]:
     """Train from a checkpoint to the last of these steps, and return a row of each.
 
     It has the "loss", the "gradient_norm" before clipping, that of each layer in "gradients", the largest absolute
     output of each in "activations", and "micro_batches": see `row_of`, and "loss", "inputs" and "tensors" (the
-    loader's). Losses of samples alone are without dropout, with BatchNorm's statistics from before the step.
-
-    Args:
-        train: the job's.
-        config: the run's options.
-        data: the run's.
-        worker: this process, as the only worker.
-        steps: consecutive steps.
-        checkpoint: the state that `CheckpointStore.newest` returns; None: the start of the run.
-        weights: what a run starts from without a checkpoint.
+    loader's). Losses of samples alone are without dropout, with BatchNorm's statistics from before the step. The
+    checkpoint is what `CheckpointStore.newest` returns; without one, the run starts from the weights.
     """
     rows = list[Row]()
     with TemporaryDirectory() as scratch:
