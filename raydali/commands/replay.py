@@ -110,11 +110,7 @@ def main(options: Replay) -> None:
 
 
 def _made_output(options: Replay, run: "RunFolder") -> Path:
-    """Make the folder for the results, and return it.
-
-    Raises:
-        UsageError: it cannot be written, or is not allowed.
-    """
+    """Make the folder for the results, and return it; raise a UsageError if it may not or cannot be written."""
     asked = options.output or f"replay-{run.name}-{options.step}"
     output = Path(asked).expanduser().absolute()
     if "://" in asked or output.resolve().is_relative_to(Path(run.path()).resolve()):
@@ -138,11 +134,7 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401 (JSON)
 
 
 def _logged(path: str, steps: range) -> list[dict[str, Any]]:
-    """Return the rows that a trace of samples has of these steps.
-
-    Raises:
-        UsageError: it has none, or cannot be read.
-    """
+    """Return the rows that a trace of samples has of these steps; raise a UsageError if it has none."""
     from raydali.run.find import place_of
     from raydali.run.folder import RunFolder
     from raydali.run.sample_trace import read_trace
@@ -154,9 +146,6 @@ def _logged(path: str, steps: range) -> list[dict[str, Any]]:
         rows, why = [], error_line(error)[:60]
     if not rows:
         raise UsageError(f"--against {path} cannot be compared with ({why}): give samples/ of the run")
-    for row in rows:
-        row["read"] = row["id"] if row["replaced_by"] is None else row["replaced_by"]
-        row["repeat"] = row.get("repeat") or 0  # traces of earlier versions have none
     return rows
 
 

@@ -52,9 +52,8 @@ def _drawn(row: Mapping[str, Any], place: int) -> "NDArray[Any]":
     image = Image.fromarray(panels[0])
     boxes, labels = (row["tensors"].get(name) for name in ("boxes", "labels"))
     if boxes is not None and labels is not None and labels.ndim == 2:
-        for box in boxes[place][labels[place] != PADDING].tolist():
-            if all(map(math.isfinite, box)):
-                left, top, right, bottom = box
+        for left, top, right, bottom in boxes[place][labels[place] != PADDING].tolist():
+            if all(map(math.isfinite, (left, top, right, bottom))):
                 ImageDraw.Draw(image).rectangle((left, top, max(left, right), max(top, bottom)), outline="#00ff00")
     size = panels[0].shape
     return np.concatenate([np.asarray(image), *(panel for panel in panels[1:] if panel.shape == size)], 1)

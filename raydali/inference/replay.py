@@ -151,6 +151,4 @@ def _untrained(config: TrainingOptions, samples: int, source: Source | None, ste
     is_known = config.class_sampling is None or source is not None
     stream = config.stream(samples, None if source is None else class_labels(source))
     indices = range(stream.micro_batches_per_step if is_known else 0)
-    return [
-        {"step": step, "micro_batches": [row_of(stream.micro_batch(step, each)) for each in indices]} for step in steps
-    ]
+    return [{"step": step, "micro_batches": [row_of(stream.micro_batch(step, i)) for i in indices]} for step in steps]

@@ -94,10 +94,13 @@ def drop_samples(folder: RunFolder, step: int) -> None:
 
 
 def read_trace(folder: RunFolder, steps: range) -> list[dict[str, Any]]:
-    """Return the rows of these steps from the files in a folder, in the order of the stream."""
+    """Return the rows of these steps in a folder, in the order of the stream; "read" is the id that was read."""
     rows = list[dict[str, Any]]()
     for file in folder.files(""):
         match = re.fullmatch(_FILE, file)
         if match is not None and not match[3] and int(match[1]) < steps.stop and int(match[2]) >= steps.start:
             rows += parquet.read_table(io.BytesIO(folder.read(file))).to_pylist()
+    for row in rows:
+        row["read"] = row["id"] if row["replaced_by"] is None else row["replaced_by"]
+        row["repeat"] = row.get("repeat") or 0  # traces of earlier versions have none
     return sorted((row for row in rows if row["step"] in steps), key=lambda row: (row["step"], row["micro_batch"]))
