@@ -24,9 +24,7 @@ from raydali.data.load.loader import Batch
 from raydali.data.stream.stream import MicroBatch, Stream
 from raydali.launch.worker.session import Session
 from raydali.options.every_job import TrainingOptions
-from raydali.run.events import Notice
 from raydali.run.folder import RunFolder
-from raydali.run.messages import Message
 from raydali.training.bad_losses import LossWatch
 from raydali.training.checkpoint_file import tensors_in
 from raydali.training.forward_backward import ForwardBackward
@@ -126,17 +124,10 @@ class _ReplaySession(Session):
 
     end: int
 
-    def commit(self, step: int, state: dict[str, Any] | None, **options: Any) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    def emit(self, message: Message) -> None:
-        pass
-
-    def notice(self) -> Notice | None:
-        return None
-
-    def report_start(self, *, steps: int) -> None:
-        pass
+    commit = emit = notice = report_start = _nothing
 
     def report_progress(self, stream: Stream) -> None:  # noqa: ARG002
         if self.cursor.done == self.end:
