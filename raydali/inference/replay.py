@@ -10,7 +10,6 @@ import torch
 
 from raydali.data.index.source import Source, TrainAndVal, class_labels, classes_of
 from raydali.errors import RaydaliError, UsageError
-from raydali.extras import default_loader
 from raydali.host.cpu_times import usable_cores
 from raydali.host.facts import versions
 from raydali.host.hardware import has_bf16
@@ -106,12 +105,11 @@ def _trained(
         precision = "fp32"
     changes: dict[str, Any] = {
         **dict.fromkeys(("compile", "fused", "cuda_graph", "ceiling", "trace_samples"), False),
-        **dict.fromkeys(("profile_steps", "patience", "stop_after", "cache")),
+        **dict.fromkeys(("profile_steps", "patience", "stop_after")),
         "precision": precision,
         "on_bad_loss": "skip" if config.on_bad_loss == "skip" else "warn",
         "checkpoint_every": 0,
         "validate_every": config.epochs,
-        "loader": config.loader or default_loader(),
     }
     config = replace(config, **changes)
     begin, checkpoint = _checkpoint(run.folder, steps[0])
@@ -148,7 +146,7 @@ def _checkpoint(folder: RunFolder, step: int) -> tuple[int, dict[str, Any]]:
 
 def _untrained(config: TrainingOptions, samples: int, source: Source | None, steps: range) -> list[Row]:
     """Return what is known of steps that were not trained again: the ids, unless their order depends on labels."""
-    is_known = config.class_sampling is None or source is not None
-    stream = config.stream(samples, None if source is None else class_labels(source))
-    indices = range(stream.micro_batches_per_step if is_known else 0)
+    needs_labels = config.class_sampling is not None
+    stream = config.stream(samples, class_labels(source) if needs_labels and source is not None else None)
+    indices = range(0 if needs_labels and source is None else stream.micro_batches_per_step)
     return [{"step": step, "micro_batches": [row_of(stream.micro_batch(step, i)) for i in indices]} for step in steps]
