@@ -219,7 +219,7 @@ def _make_step(
         from raydali.training.sharding import Sharding  # not before: it takes half a second
 
         several = task.micro_batches > 1
-        sharding = Sharding(worker, "all", precision.dtype, several=several, timeout=timedelta(minutes=10))
+        sharding = Sharding(worker, worker.world_size, precision.dtype, several=several, timeout=timedelta(minutes=10))
         sharding.shard(model)
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)

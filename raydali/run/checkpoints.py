@@ -10,11 +10,11 @@ A kill at any time leaves the newest complete checkpoint intact. A failed save i
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydali.data.read.reading import with_retry
 from raydali.data.read.storage import reason
@@ -25,7 +25,13 @@ from raydali.run.folder import RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.training import checkpoint_file
 from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError
+from raydali.training.checkpoint_parts import assembled
 from raydali.training.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+    from raydali.training.sharding import Sharding
 
 KEPT = 3
 """Number of the newest checkpoints to keep; older ones are deleted."""
@@ -33,8 +39,6 @@ MOST_PROTECTED = 3
 """Number of the first bad steps whose checkpoints are kept, see `CheckpointStore.protect`."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0
 """The run ends after this number of consecutive failed saves if they also took this time."""
-
-Shards = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class _Unsaved:
     best: BestWeights | None
     is_blocked: bool
     before_writing: Callable[[], None]
-    shards: Shards | None
+    rows: Sequence["torch.Tensor"]
 
 
 class CheckpointStore:
@@ -58,7 +62,7 @@ class CheckpointStore:
 
     Attributes:
         error: the error that has ended the background thread, which `wait` raises; None if there is none.
-        beside: this worker, with the group by which the threads of a sharded run agree; None: the run is not sharded.
+        sharding: what shards the run, which says by what group its threads agree; None: it is not sharded.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class CheckpointStore:
         self._is_first = True
         self._protected: set[int] = set()
         self.error: BaseException | None = None
-        self.beside: Worker | None = None
+        self.sharding: Sharding | None = None
 
     # -- Saving
 
@@ -92,9 +96,9 @@ class CheckpointStore:
         best: BestWeights | None = None,
         save_error: str = "",
         before_writing: Callable[[], None] = lambda: None,
-        shards: Shards | None = None,
+        rows: Sequence["torch.Tensor"] = (),
     ) -> None:
-        """Begin to save a state. Only rank 0 may call it; of a sharded run, all ranks must, with their shards.
+        """Begin to save a state. Only rank 0 may call it; of a sharded run, all ranks must, with their rows.
 
         It first waits until the previous state is saved, so that at most two are in memory.
 
@@ -105,8 +109,7 @@ class CheckpointStore:
             save_error: why the rows before the checkpoint could not be written; then it counts as a failed one.
             before_writing: called on the background thread before each attempt to write. After an OSError the
                 checkpoint counts as a failed one; other errors are the store's `error`.
-            shards: of a sharded run, a snapshot of this rank's shards by number, and their chunks, see
-                checkpoint_parts.py; empty if another rank writes the same.
+            rows: a snapshot of this rank's rows of sharded tensors, see `checkpoint_parts.split`.
 
         Raises:
             StorageError: MAX_FAILURES consecutive checkpoints could not be saved for MAX_SECONDS.
@@ -118,7 +121,7 @@ class CheckpointStore:
             raise self._error(f"{self._failures} checkpoints in a row could not be written, for {seconds:.0f} s,")
         if best is None and self._unsaved is not None:
             best = self._unsaved.best
-        self._unsaved = _Unsaved(step, state, best, bool(save_error), before_writing, shards)
+        self._unsaved = _Unsaved(step, state, best, bool(save_error), before_writing, rows)
         if save_error:
             self._failed(save_error)
         else:
@@ -170,59 +173,56 @@ class CheckpointStore:
             self.error = error
 
     def _write(self, unsaved: _Unsaved) -> None:
-        if self.beside is None:
-            unsaved.before_writing()
-            self._write_state(unsaved, unsaved.state, {})
-        else:
-            parts = self._together(self.beside, partial(self._write_part, unsaved))
-            state, is_first = {**unsaved.state, "parts": parts}, self._worker.rank == 0
-            self._together(self.beside, lambda: self._write_state(unsaved, state, parts) if is_first else None)
+        files = self._together(lambda: self._write_files(unsaved))
+        self._together(lambda: self._write_manifest(unsaved, files))
         self._unsaved, self._failures = None, 0
 
-    def _together(self, beside: Worker, write: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-        """Let each rank write; return what their functions return, together. All fail if one does.
+    def _together(self, write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Let each rank that saves write; return what their functions return, together. All fail if one does.
 
         Raises:
             OSError: another rank failed.
         """
-        error, written = None, None
+        if self.sharding is None:
+            return write()
+        written, error = dict[str, Any](), None
         try:
             written = write()
         except Exception as failure:
             error = failure
-        why = None if error is None else reason(error) if isinstance(error, OSError) else str(error)
-        ranks = beside.exchange((written, why))
+        ranks = self.sharding.beside.exchange((written, None if error is None else reason(error)))
         if error is not None:
             raise error
         for rank, (_, why) in enumerate(ranks):
             if why is not None:
                 raise OSError(f"rank {rank}: {why}")
-        return {name: value for written, _ in ranks for name, value in (written or {}).items()}
+        return {file: facts for written, _ in ranks for file, facts in written.items()}
 
-    def _write_part(self, unsaved: _Unsaved) -> dict[str, Any]:
-        """Write the shards of this rank; return what is said of the file by its name."""
+    def _write_files(self, unsaved: _Unsaved) -> dict[str, Any]:
+        """Write the files of this rank, but for the manifest; return what that says of them."""
         unsaved.before_writing()
-        assert unsaved.shards is not None
-        tensors, chunks = unsaved.shards
-        if not chunks:
-            return {}
-        file = f"part_{self._worker.rank:05d}.pt"
-        contents = checkpoint_file.serialize(tensors)
-        self._folder.write(f"{name_of(unsaved.step)}/{file}", contents)
-        return {file: {**checkpoint_file.described(contents), "chunks": chunks}}
+        files: dict[str, Any] = {}
+        if self._worker.rank == 0:
+            if unsaved.best is not None:
+                unsaved.best.write(self._folder)
+            files[FILE_NAME] = unsaved.state
+        if self.sharding is not None and self.sharding.writes:
+            files[f"part_{self._worker.rank:05d}.pt"] = unsaved.rows
+        for file, state in files.items():
+            contents = checkpoint_file.serialize(state)
+            self._folder.write(f"{name_of(unsaved.step)}/{file}", contents)
+            files[file] = checkpoint_file.described(contents)
+        return files
 
-    def _write_state(self, unsaved: _Unsaved, state: dict[str, Any], parts: dict[str, Any]) -> None:
-        name = name_of(unsaved.step)
-        if unsaved.best is not None:
-            unsaved.best.write(self._folder)
-        contents = checkpoint_file.serialize(state)
-        self._folder.write(f"{name}/{FILE_NAME}", contents)
-        facts = {"step": unsaved.step, "world_size": self._worker.world_size}
-        self._folder.write(f"{name}/{MANIFEST}", checkpoint_file.manifest({FILE_NAME: contents}, **facts, parts=parts))
-        if self._is_first:
-            self._emit(FirstCheckpoint(step=unsaved.step))
-            self._is_first = False
-        self._tidy(unsaved.step)
+    def _write_manifest(self, unsaved: _Unsaved, files: dict[str, Any]) -> dict[str, Any]:
+        if self._worker.rank == 0:
+            contents = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
+            self._folder.write(f"{name_of(unsaved.step)}/{MANIFEST}", contents)
+            if self._is_first:
+                self._emit(FirstCheckpoint(step=unsaved.step))
+                self._is_first = False
+            self._tidy(unsaved.step)
+        return {}
 
     def _failed(self, why: str) -> None:
         assert self._unsaved is not None
@@ -262,8 +262,8 @@ class CheckpointStore:
     def newest(self) -> dict[str, Any] | None:
         """Return the state of the newest usable checkpoint, the same on every rank; None if there was never one.
 
-        All ranks must call it. Rank 0 reads the checkpoint, reports unusable ones, and renames their manifests. A
-        sharded run gets marks in place of what is sharded, which each rank reads by `read_part`.
+        All ranks must call it. Rank 0 reads the checkpoint, reports unusable ones, and renames their manifests. In a
+        sharded run, each rank reads its rows of sharded tensors.
 
         Raises:
             StorageError: there were checkpoints, but none can be used, or the storage refuses access.
@@ -283,14 +283,14 @@ class CheckpointStore:
         if error:
             raise StorageAway(error) if away else StorageError(error)
         shared: dict[str, Any] | None = self._worker.state_from_first(state)
-        return shared
+        return shared if shared is None or self.sharding is None else self._with_rows(shared, self.sharding)
 
     def _choose(self) -> dict[str, Any] | None:
         refused: list[str] = []
         last = ""
         for name in complete_ones(self._folder):
             try:
-                state = read_checkpoint(self._folder, name, whole=self.beside is None)
+                state = read_checkpoint(self._folder, name, whole=self.sharding is None)
             except BadCheckpointError as error:
                 refused.append(name)
                 last = str(error)
@@ -310,23 +310,15 @@ class CheckpointStore:
             raise StorageError(f"{self._folder} cannot go on: {why}: restore one, or give another --name")
         return None
 
-    def read_part(self, state: Mapping[str, Any], file: str) -> dict[str, Any]:
-        """Return the shards in a file of the state that `newest` returned.
-
-        Raises:
-            StorageError: it was changed after it was written.
-            StorageAway: the storage does not answer.
-        """
-        path, facts = f"{state['name']}/{file}", state["parts"][file]
+    def _with_rows(self, checkpoint: dict[str, Any], sharding: "Sharding") -> dict[str, Any]:
+        name = checkpoint["name"]
         try:
             with self._folder.must_answer():
-                shards: dict[str, Any] = checkpoint_file.verified(file, self._folder.read(path), facts)
-        except (BadCheckpointError, FileNotFoundError) as error:
+                return assembled(checkpoint, partial(_contents, self._folder, name), sharding.rank, sharding.shards)
+        except BadCheckpointError as error:
             raise StorageError(
-                f"{self._folder}/{path} cannot be used ({reason(error)}): delete this checkpoint to resume from "
-                "the one before"
+                f"{self._folder}/{name} cannot be used ({error}): delete it to resume from the one before"
             ) from error
-        return shards
 
 
 def read_checkpoint(folder: RunFolder, name: str, *, whole: bool = True) -> dict[str, Any]:
@@ -335,22 +327,19 @@ def read_checkpoint(folder: RunFolder, name: str, *, whole: bool = True) -> dict
     Raises:
         BadCheckpointError: it cannot be used.
     """
-
-    def contents(file: str) -> bytes:
-        try:
-            return folder.read(f"{name}/{file}")
-        except FileNotFoundError as error:
-            raise BadCheckpointError(f"{file} is missing") from error
-
-    state = checkpoint_file.load_verified(contents(MANIFEST), contents, step=step_of(name))
-    if "parts" not in state:
-        return state
+    read = partial(_contents, folder, name)
+    checkpoint = checkpoint_file.load_verified(read(MANIFEST), read, step=step_of(name))
     if whole:
-        from raydali.training.checkpoint_parts import assembled  # not before: it takes half a second
-
-        return assembled(state, contents)
+        return assembled(checkpoint, read)
     sizes = {info.base_name: info.size for info in folder.infos(name)}
-    for file, facts in state["parts"].items():
+    for file, facts in checkpoint["parts"].items():
         if sizes.get(file) != facts["bytes"]:
             raise BadCheckpointError(f"{file} is missing, or has not {facts['bytes']} bytes")
-    return {**state, "name": name}
+    return {**checkpoint, "name": name}
+
+
+def _contents(folder: RunFolder, name: str, file: str) -> bytes:
+    try:
+        return folder.read(f"{name}/{file}")
+    except FileNotFoundError as error:
+        raise BadCheckpointError(f"{file} is missing") from error

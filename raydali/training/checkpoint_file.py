@@ -54,14 +54,14 @@ def tensors_in(value: State) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def map_tensors(value: State, change: Callable[[torch.Tensor], torch.Tensor]) -> State:
-    """Apply `change` to every tensor of a nested state, in order, and return the new state."""
-    if isinstance(value, torch.Tensor):
+def map_tensors(value: State, change: Callable[[Any], Any], is_one: Callable[[State], bool] = torch.is_tensor) -> State:
+    """Apply `change` to every tensor of a nested state, or to what else `is_one`, in order; return the new state."""
+    if is_one(value):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change, is_one) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(map_tensors(item, change, is_one) for item in value)
     return value
 
 
@@ -70,17 +70,30 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def is_sharded(tensor: torch.Tensor) -> "TypeIs[DTensor]":
-    """Return whether a tensor is sharded, without its class, which takes half a second to import."""
-    return hasattr(tensor, "to_local")
+def is_sharded(value: object) -> "TypeIs[DTensor]":
+    """Return whether a value is a sharded tensor, without its class, which takes half a second to import."""
+    return hasattr(value, "to_local")
 
 
-def sharded_like(like: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is sharded as another one, with this shard on this rank; the shard if the other is whole."""
-    if not is_sharded(like):
-        return shard
-    shard = shard.to(like.to_local().device)
-    return like.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+def rows_of(length: int, rank: int, ranks: int) -> range:
+    """Return which of so many rows of a sharded tensor a rank has."""
+    each = -(-length // ranks)
+    return range(min(rank * each, length), min((rank + 1) * each, length))
+
+
+def sharded_like(like: object, rows: Any) -> Any:  # noqa: ANN401 (a tensor or a plain value)
+    """Return a tensor that is sharded as another one, of all its rows or of this rank's.
+
+    Plain values, tensors of other dimensions, and rows like a tensor that is not sharded are returned as they are.
+    """
+    if not is_sharded(like) or not isinstance(rows, torch.Tensor) or rows.dim() != like.dim():
+        return rows
+    mesh = like.device_mesh
+    if len(rows) == len(like):
+        mine = rows_of(len(like), mesh.get_local_rank(mesh.ndim - 1), mesh.shape[-1])
+        rows = rows[mine.start : mine.stop]
+    rows = rows.to(like.to_local().device)
+    return like.from_local(rows, mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def snapshot(state: State) -> State:
@@ -211,25 +224,20 @@ def described(contents: bytes | memoryview) -> dict[str, Any]:
     return {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
 
 
-def manifest(
-    files: Mapping[str, memoryview], *, step: int, world_size: int, parts: Mapping[str, Mapping[str, Any]] | None = None
-) -> bytes:
+def manifest(files: Mapping[str, Mapping[str, Any]], *, step: int, world_size: int) -> bytes:
     """Return the contents of manifest.json. Write it last: a folder without it is an incomplete checkpoint.
 
     Args:
-        files: the contents of files.
+        files: what `described` returns of the state and of the parts of a sharded one, by name.
         step: of the checkpoint.
         world_size: of the run.
-        parts: "bytes" and "sha256" of the parts of a sharded state, by name.
     """
-    every = {name: described(contents) for name, contents in files.items()}
-    every |= {name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in (parts or {}).items()}
-    facts = {"format": FORMATS[bool(parts)], "step": step, "world_size": world_size, "files": every}
+    facts = {"format": FORMATS[len(files) > 1], "step": step, "world_size": world_size, "files": files}
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -> dict[str, Any]:
-    """Check a checkpoint and return its state, with its tensors on the CPU.
+    """Check a checkpoint and return its state, with its tensors on the CPU, and what is said of its other "parts".
 
     A sharded one has marks in place of sharded tensors, see checkpoint_parts.py.
 
@@ -246,14 +254,13 @@ def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -
         facts = json.loads(manifest)
         if facts["format"] not in FORMATS:
             raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1 and 2")
-        expected, its_step = facts["files"][FILE_NAME], facts["step"]
-        _ = expected["bytes"], expected["sha256"]
-    except (ValueError, TypeError, KeyError) as error:
+        parts = {name: {key: file[key] for key in ("bytes", "sha256")} for name, file in facts["files"].items()}
+        expected, its_step = parts.pop(FILE_NAME), facts["step"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadCheckpointError(f"manifest.json is broken: {type(error).__name__}: {error}") from error
     if its_step != step:
         raise BadCheckpointError(f"manifest.json is of step {its_step}, not {step}")
-    state: dict[str, Any] = verified(FILE_NAME, read(FILE_NAME), expected)
-    return state
+    return {**verified(FILE_NAME, read(FILE_NAME), expected), "parts": parts}
 
 
 def verified(name: str, contents: bytes, facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 (what was saved)

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.weak import TensorWeakRef
 
 from raydali.extras import require_extra
-from raydali.training.checkpoint_file import is_sharded, local
+from raydali.training.checkpoint_file import is_sharded, local, sharded_like
 from raydali.training.cuda_graphs import capture
 from raydali.training.learning_rates import OptimizerName
 from raydali.training.learning_rates import learning_rate as learning_rate
@@ -113,14 +113,16 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the momenta of a checkpoint, but keep the optimizer's current settings.
 
     The settings also decide where the state is: Adam's `step` is on the GPU only if the kernels are fused. What only
-    the checkpoint's groups have is state, too: LAMB's `step`. Momenta get the strides of their weights, which fused
-    kernels need: a sharded run saves those of a convolution in another order than a whole model may have.
+    the checkpoint's groups have is state, too: LAMB's `step`. Momenta are sharded as their weights are, and get their
+    strides, which fused kernels need: a sharded run saves those of a convolution in another order than a whole model
+    may have.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**saved, **current, "params": saved["params"]} for current, saved in groups]
     optimizer.load_state_dict({**state, "param_groups": now})
     for parameter, of_parameter in optimizer.state.items():
-        for name, value in of_parameter.items():
+        for name, saved in of_parameter.items():
+            of_parameter[name] = value = sharded_like(parameter, saved)
             is_momentum = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if is_momentum and local(value).stride() != local(parameter).stride():
                 of_parameter[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -9,7 +9,7 @@ second to import, so this file is imported only where something is sharded.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from raydali.training.blocks import repeated_blocks
 from raydali.training.checkpoint_file import is_sharded
-from raydali.training.checkpoint_parts import chunks_of, load_sharded, split
 from raydali.training.worker import Worker
 
 
@@ -32,39 +31,32 @@ class Sharding:
 
     Args:
         worker: this rank.
-        shard: the number of workers of a group, which divides their number; "all": one group.
+        shards: the number of workers of a group, which divides their number.
         dtype: of forward and backward pass. In 16 bits, weights are gathered in it, and gradients summed in float32.
         several: whether a step has more micro-batches than there are workers.
         timeout: of process groups.
 
     Attributes:
-        shards: the number of workers that have a copy together.
+        shards: see the argument: so many workers have a copy together.
+        rank: this rank's number among them.
+        writes: whether it writes its shards to checkpoints: of equal copies, the first is written.
         beside: the worker with a group for threads that write checkpoints.
     """
-
-    split = staticmethod(split)
-    chunks_of = staticmethod(chunks_of)
-    load = staticmethod(load_sharded)
 
     def __init__(
         self,
         worker: Worker,
-        shard: int | Literal["all"],
+        shards: int,
         dtype: torch.dtype,
         *,
         several: bool,
         timeout: timedelta,
     ) -> None:
         self._worker, self._dtype, self._frees = worker, dtype, not several
-        self.shards = worker.world_size if shard == "all" else shard
-        self._mesh = _mesh(worker, self.shards, timeout)
+        self.shards, self.rank, self.writes = shards, worker.rank % shards, worker.rank < shards
+        self._mesh = _mesh(worker, shards, timeout)
         self._roots: list[nn.Module] = []
         self.beside = worker.beside(timeout)
-
-    @property
-    def writes(self) -> bool:
-        """Return whether this rank writes its shards to checkpoints: of equal copies, the first does."""
-        return self._mesh.ndim == 1 or self._mesh.get_local_rank("copy") == 0
 
     @torch.no_grad()
     def shard(self, model: nn.Module, blocks_of: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks) -> bool:

@@ -73,7 +73,7 @@ class Planted:
 
 
 def described(contents: bytes, step: int = 10) -> bytes:
-    return checkpoint_file.manifest({"state.pt": memoryview(contents)}, step=step, world_size=1)
+    return checkpoint_file.manifest({"state.pt": checkpoint_file.described(contents)}, step=step, world_size=1)
 
 
 def truncate(folder: RunFolder) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from raydali.run.checkpoints import CheckpointStore
 from raydali.run.find import name_of
 from raydali.run.folder import RunFolder
-from raydali.training.checkpoint_file import Snapshots, local
-from raydali.training.checkpoint_parts import chunks_of, load_sharded, split
+from raydali.training.checkpoint_file import Snapshots, sharded_like
+from raydali.training.checkpoint_parts import split
 from raydali.training.sharding import Sharding
 from raydali.training.worker import Worker
 from tests.support.checkpoint_stores import Rows, store_of
@@ -27,33 +27,34 @@ def network(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 7), nn.BatchNorm1d(7), nn.Linear(7, 1))
 
 
-def sharded(folder: RunFolder, seed: int, shard: Any, rows: Rows) -> tuple[Sharding, nn.Module, CheckpointStore]:
+def sharded(folder: RunFolder, seed: int, shards: int | None, rows: Rows) -> tuple[nn.Module, CheckpointStore]:
     worker = Worker.join(CPU, cpus=1, node="local")
-    sharding = Sharding(worker, shard, torch.float32, several=False, timeout=timedelta(minutes=1))
+    shards = shards or worker.world_size
+    sharding = Sharding(worker, shards, torch.float32, several=False, timeout=timedelta(minutes=1))
     sharding.shard(model := network(seed))
     store = CheckpointStore(folder, worker, rows)
-    store.beside = sharding.beside
-    return sharding, model, store
+    store.sharding = sharding
+    return model, store
 
 
-def save_rank(folder: RunFolder, shard: Any) -> None:
+def save_rank(folder: RunFolder, shards: int) -> None:
     """Save the network of seed 1 as step 5, and that of seed 2 as step 10."""
     for seed in (1, 2):
-        sharding, model, store = sharded(folder, seed, shard, Rows())
-        marked, shards = split({"model": model.state_dict()})
-        copy = Snapshots(CPU).take({"state": marked, "shards": {n: local(t) for n, t in shards.items()}}).state
-        parts = (copy["shards"], chunks_of(shards)) if sharding.writes else ({}, {})
-        store.save(5 * seed, {"state": copy["state"]}, shards=parts)
+        model, store = sharded(folder, seed, shards, Rows())
+        marked, rows = split({"model": model.state_dict()})
+        copy = Snapshots(CPU).take({"state": marked, "rows": rows}).state
+        store.save(5 * seed, {"state": copy["state"]}, rows=copy["rows"])
         store.finish()
 
 
 def load_rank(folder: RunFolder) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the newest usable checkpoint has the weights of seed 2, otherwise those of 1; and the events."""
     rows = Rows()
-    _, model, store = sharded(folder, 3, "all", rows)
+    model, store = sharded(folder, 3, None, rows)
     state = store.newest()
     assert state is not None
-    load_sharded(model, state["state"]["model"], state["parts"], lambda file: store.read_part(state, file))
+    now = model.state_dict()
+    model.load_state_dict({name: sharded_like(now[name], value) for name, value in state["state"]["model"].items()})
     weights = {
         name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         for name, tensor in model.state_dict().items()
@@ -67,7 +68,7 @@ def load_rank(folder: RunFolder) -> tuple[bool, list[dict[str, Any]]]:
 
 def test_each_rank_writes_its_part_and_any_number_of_ranks_reads_them(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(2, save_rank, folder, "all")
+    run_ranks(2, save_rank, folder, 2)
     files = ["manifest.json", "part_00000.pt", "part_00001.pt", "state.pt"]
     assert folder.files(name_of(10)) == files
     manifest = folder.read_json(f"{name_of(10)}/manifest.json")
@@ -89,12 +90,12 @@ def test_of_equal_copies_one_is_written(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_lacks_a_part_is_not_used(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    run_ranks(2, save_rank, folder, "all")
+    run_ranks(2, save_rank, folder, 2)
     part = f"{name_of(10)}/part_00001.pt"
     contents = folder.read(part)
     changed = bytes([*contents[:-1], contents[-1] ^ 1])
     folder.write(part, changed)
-    with pytest.raises(AssertionError, match=r"part_00001.pt cannot be used .* SHA-256 differs"):
+    with pytest.raises(AssertionError, match=r"cannot be used \(part_00001.pt .* SHA-256 differs\): delete it"):
         run_ranks(2, load_rank, folder)
     state = store_of(folder, rows := Rows()).newest()  # who reads all of it sees at once that it is broken
     assert state is not None and "SHA-256" in rows[0]["reason"]

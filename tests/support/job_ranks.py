@@ -38,7 +38,7 @@ def train_rank(
     with undisturbed():
         train(config, data, session)
     session.checkpoints.finish()
-    session.checkpoints.beside = None  # its weights are whole, however they were saved
+    session.checkpoints.sharding = None  # its weights are whole, however they were saved
     state = session.checkpoints.newest()
     assert state is not None
     return {name: tensor.numpy() for name, tensor in state["state"]["model"].items()}

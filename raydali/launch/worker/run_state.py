@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -22,7 +22,8 @@ from raydali.run.events import BadLoss
 from raydali.run.folder import EPOCHS, EVENTS
 from raydali.run.model_file import BestWeights, best_metric
 from raydali.run.sample_trace import SampleTrace, drop_samples
-from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite, local, map_tensors
+from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite, sharded_like
+from raydali.training.checkpoint_parts import split
 from raydali.training.evaluation.reference import Reference
 from raydali.training.forward_backward import RunningStatistics
 from raydali.training.optim import load_optimizer
@@ -97,8 +98,7 @@ class RunState:
     ) -> None:
         self._session, self._stream, self._broken, self._trace = session, stream, broken, trace
         self._sharding = sharding
-        if sharding is not None:
-            session.checkpoints.beside = sharding.beside
+        session.checkpoints.sharding = sharding
         self._worker, self._folder = session.worker, session.folder
         self._ceiling_of, self._ranks = dict(ceiling_of), ranks
         self._segments: list[list[RankRecord]] = []
@@ -109,7 +109,6 @@ class RunState:
         self.epochs: list[dict[str, Any]] = []
         self.metric: str | None = None
         self._read: dict[str, Any] = {}
-        self._checkpoint: dict[str, Any] = {}
         self.is_resumed = False
         self.ceiling: float | None = None
         self.flops_per_image: float | None = None
@@ -127,7 +126,7 @@ class RunState:
                 self.ceiling = checkpoint["ceiling"]
                 self.flops_per_image = checkpoint["flops_per_image"]
                 self.gpu_busy = checkpoint["gpu_busy"]
-            self._read, self._checkpoint, self.is_resumed = checkpoint["state"], checkpoint, True
+            self._read, self.is_resumed = checkpoint["state"], True
         with self._folder.must_answer():
             self._broken.resume((checkpoint or {}).get("quarantine", {}))
             self._broken.share_suspects()
@@ -152,17 +151,14 @@ class RunState:
             others: the other parts by their names in checkpoints.
         """
         self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
-        # The weights and momenta of a rank are in one file, its own if the number of ranks has not changed.
-        read_part = lru_cache(1)(partial(self._session.checkpoints.read_part, self._checkpoint))
         for name, part in self.parts.items():
             if read := self._read.get(name):
-                if self._sharding is not None and isinstance(part, nn.Module | Optimizer):
-                    self._sharding.load(part, read, self._checkpoint.get("parts", {}), read_part)
-                elif isinstance(part, Optimizer):
+                if isinstance(part, Optimizer):
                     load_optimizer(part, read)
                 else:
-                    part.load_state_dict(read)
-        self._read = self._checkpoint = {}
+                    now = part.state_dict()
+                    part.load_state_dict({key: sharded_like(now.get(key), value) for key, value in read.items()})
+        self._read = {}
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:
         """End an epoch: return the records of all ranks, one list for each worker group.
@@ -213,8 +209,7 @@ class RunState:
         self._broken.exchange()
         self.statistics.average(self._worker)
         # Queued behind the last steps, before the host waits for these in `measured`.
-        sharding = self._sharding
-        copy = self._copy(best) if self._worker.rank == 0 or sharding is not None else None
+        copy = self._copy(best) if self._worker.rank == 0 or self._sharding is not None else None
         checksum = self._ranks.checksum(self.parts.values())
         gathered = self._worker.gather((asdict(measured()), self._flush_trace()))
         self._ranks.check(checksum, done)
@@ -223,10 +218,8 @@ class RunState:
         if copy is None:
             self._session.commit(done, None)
             return
-        options: dict[str, Any] = {}
-        if sharding is not None:
+        if self._sharding is not None:
             save_error = self._worker.from_first(save_error)
-            options["shards"] = (copy.state["shards"], copy.state["chunks"]) if sharding.writes else ({}, {})
         segments = [[asdict(record) for record in segment] for segment in self._segments]
         partial_epoch = [row for row, _ in gathered]
         if any(row["images"] for row in partial_epoch):
@@ -250,18 +243,17 @@ class RunState:
             best=replace(best, state=copy.state["best"]) if best else None,
             save_error=save_error,
             before_writing=partial(self._complete, copy, done, saved),
-            **options,
+            rows=copy.state["rows"],
         )
 
     def _copy(self, best: BestWeights | None) -> Snapshot:
-        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state, rows = split({name: part.state_dict() for name, part in self.parts.items()})
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
         if self._sharding is None:
-            return self.snapshots.take({"state": state, "best": best and best.state}, modules)
-        marked, shards = self._sharding.split(state)
+            return self.snapshots.take({"state": state, "rows": rows, "best": best and best.state}, modules)
         whole = best and self._sharding.on_first(best.state)
-        copy = self.snapshots.take({"state": marked, "shards": map_tensors(shards, local)}, modules)
-        return replace(copy, state={**copy.state, "chunks": self._sharding.chunks_of(shards), "best": whole})
+        copy = self.snapshots.take({"state": state, "rows": rows}, modules)
+        return replace(copy, state={**copy.state, "best": whole})
 
     def _complete(self, copy: Snapshot, done: int, saved: int) -> None:
         """Wait for the copy of the state, check it, and write the rows of epochs before the checkpoint.
@@ -276,9 +268,9 @@ class RunState:
             OSError: a row cannot be written. The next checkpoint retries it.
         """
         copy.wait()
-        parts = {**copy.state["state"], "shards": copy.state.get("shards", {})}
+        parts = {**copy.state["state"], "rows": copy.state["rows"]}
         if bad := [name for name, part in parts.items() if not is_finite(part)]:
-            what = "weights" if {"model", "shards"} & {*bad} else f"numbers of the {' and the '.join(bad)}"
+            what = "weights" if {"model", "rows"} & {*bad} else f"numbers of the {' and the '.join(bad)}"
             raise DivergedError(
                 f"the {what} are not finite after step {done} (they were at step {saved}): lower "
                 f"--learning-rate or raise --warmup-epochs, and give another --name"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,10 +25,6 @@ from raydali.training.bad_losses import LossWatch
 from raydali.training.checkpoint_file import is_sharded
 from raydali.training.evaluation.validation import ValidationForward
 from raydali.training.forward_backward import ForwardBackward, Precision
-from raydali.training.worker import Worker
-
-if TYPE_CHECKING:
-    from raydali.training.sharding import Sharding
 
 
 class RunParts:
@@ -52,9 +48,14 @@ class RunParts:
         self.broken = BrokenSamples(config, session, samples=samples)
         self.trace = SampleTrace(session.folder, self.worker.rank) if config.trace_samples else None
         several = self.stream.micro_batches_per_step > self.worker.world_size
-        self.sharding = _sharding(config, self.worker, self.precision.dtype, several=several)
+        self.sharding = None
+        if (shards := config.sharded_over(self.worker.world_size)) > 1:
+            from raydali.training.sharding import Sharding  # not before: it takes half a second
+
+            dtype, timeout = self.precision.dtype, config.group_timeout
+            self.sharding = Sharding(self.worker, shards, dtype, several=several, timeout=timeout)
         conditions = ceiling_conditions(config, self.worker)
-        ranks = RankComparison(session, config.compare_ranks, 1 if self.sharding is None else self.sharding.shards)
+        ranks = RankComparison(session, config.compare_ranks, shards)
         self.state = RunState(session, self.stream, self.broken, self.trace, conditions, ranks, self.sharding)
         self.micro_batches = self.stream.micro_batches_of(self.worker.rank, self.worker.world_size)
         self.captures = config.cuda_graph and self.on_gpu
@@ -233,14 +234,6 @@ class Step:
     def check_end(self) -> None:
         """Raise a UsageError unless `update` was called."""
         require(self._updated, f"in step {self.index} `step.update` was not called")
-
-
-def _sharding(config: TrainingOptions, worker: Worker, dtype: torch.dtype, *, several: bool) -> "Sharding | None":
-    if config.shard is None or config.sharded_over(worker.world_size) == 1:
-        return None
-    from raydali.training.sharding import Sharding  # not before: it takes half a second
-
-    return Sharding(worker, config.shard, dtype, several=several, timeout=config.group_timeout)
 
 
 def require(holds: object, otherwise: str) -> None:
