@@ -85,17 +85,17 @@ class GatherTimer:
 
     Args:
         units: the root and its other sharded modules; what FSDP2 registers there is between what this registers.
-        on_gpu: whether the device waits, not the host.
     """
 
-    def __init__(self, units: Sequence[nn.Module], *, on_gpu: bool) -> None:
+    def __init__(self, units: Sequence[nn.Module]) -> None:
         for unit in units:
             ends = partial(self._expect_backward, is_root=unit is units[0])
             unit.register_forward_pre_hook(self._expect_weights, prepend=True)
             unit.register_forward_pre_hook(self._has_weights)
             unit.register_forward_hook(ends, prepend=True)
             unit.register_forward_hook(ends)
-        self._on_gpu, self._notes, self._look_at = on_gpu, list[Any](), 0.0
+        self._on_gpu = next(units[0].parameters()).is_cuda  # then the device waits, otherwise the host
+        self._notes, self._look_at = list[Any](), 0.0
         self._measures = self._is_captured = False
 
     def expect(self, meter: EpochMeter | None) -> None:

@@ -153,7 +153,7 @@ class ForwardBackward:
         if sums:
             self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows)
         if sharding is not None:
-            self.allreduce = GatherTimer(sharding.units(model), on_gpu=worker.device.type == "cuda")
+            self.allreduce = GatherTimer(sharding.units(model))
         self.loss, forward = loss, self._parallel or loss
         self._model, self._sharding = model, sharding
         self._forward = compile_function(forward, fused=fused) if compiled and sharding is None else forward
@@ -209,16 +209,13 @@ class ForwardBackward:
         if self._calls_to_capture == 0:
             self._capture(*inputs)
         self._calls_to_capture -= 1
-        if self._graph is None:
-            if self._sharding is not None:
-                self._sharding.begin(self._model, last=last)
-            if last or self._parallel is None:
-                loss = self._run(*inputs)
-            else:
-                with self._parallel.no_sync():
-                    loss = self._run(*inputs)
-        else:
+        if self._graph is not None:
             loss = self._replay(self._graph, *inputs)
+        elif last or self._parallel is None:
+            loss = self._run(*inputs, last=last)
+        else:
+            with self._parallel.no_sync():
+                loss = self._run(*inputs)
         if last and (self._graph is None or self._added is not None):
             self._all_reduce()
         return loss
@@ -242,7 +239,9 @@ class ForwardBackward:
         with self._precision.autocast(), kept_activations(), eager:
             return flops_per_image(self.loss, self._parameters, inputs, sharded=self._sharding is not None)
 
-    def _run(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def _run(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
+        if self._sharding is not None:
+            self._sharding.begin(self._model, last=last)
         with self._precision.autocast(), self._parts:
             loss: torch.Tensor = self._forward(*inputs)
         self._precision.scaler.scale(loss * self._share).backward()
@@ -267,8 +266,6 @@ class ForwardBackward:
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        if self._sharding is not None:
-            self._sharding.begin(self._model, last=True)
         captured = capture(lambda: self._run_captured(*self._inputs), "the model")
         if captured is not None:
             self._graph, self._loss = captured
