@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.loader import ImageTask, our_loader
@@ -218,8 +217,7 @@ def _make_step(
     if task.strategy == "shard" and task.world_size > 1:
         from raydali.training.sharding import Sharding  # not before: it takes half a second
 
-        several = task.micro_batches > 1
-        sharding = Sharding(worker, worker.world_size, precision.dtype, several=several, timeout=timedelta(minutes=10))
+        sharding = Sharding(worker, worker.world_size, precision.dtype, several=task.micro_batches > 1)
         sharding.shard(model)
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)

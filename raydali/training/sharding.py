@@ -34,7 +34,7 @@ class Sharding:
         shards: the number of workers of a group, which divides their number.
         dtype: of forward and backward pass. In 16 bits, weights are gathered in it, and gradients summed in float32.
         several: whether a step has more micro-batches than there are workers.
-        timeout: of process groups.
+        timeout: of process groups; None for PyTorch's own.
 
     Attributes:
         shards: see the argument: so many workers have a copy together.
@@ -44,13 +44,7 @@ class Sharding:
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        shards: int,
-        dtype: torch.dtype,
-        *,
-        several: bool,
-        timeout: timedelta,
+        self, worker: Worker, shards: int, dtype: torch.dtype, *, several: bool, timeout: timedelta | None = None
     ) -> None:
         self._worker, self._dtype, self._frees = worker, dtype, not several
         self.shards, self.rank, self.writes = shards, worker.rank % shards, worker.rank < shards
@@ -123,7 +117,7 @@ class Sharding:
                     unit.set_reshard_after_forward(self._frees and unit is not root, recurse=False)
 
 
-def _mesh(worker: Worker, size: int, timeout: timedelta) -> DeviceMesh:
+def _mesh(worker: Worker, size: int, timeout: timedelta | None) -> DeviceMesh:
     kind = worker.device.type
     if size == worker.world_size:
         return DeviceMesh.from_group(worker.gradients or dist.distributed_c10d._get_default_group(), kind)

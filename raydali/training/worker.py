@@ -96,7 +96,7 @@ class Worker:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return cls(rank=rank, world_size=world_size, device=device, cpus=cpus, node=node, gradients=group)
 
-    def beside(self, timeout: timedelta) -> "Worker":
+    def beside(self, timeout: timedelta | None) -> "Worker":
         """Return this worker with a group of its own, for `gather` and `exchange` of a thread beside the steps."""
         group: Any = dist.new_group(backend="gloo", timeout=timeout)
         return replace(self, host=group)

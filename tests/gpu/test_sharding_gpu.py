@@ -1,6 +1,5 @@
 """Sharded networks on two GPUs: captured steps against launched ones, and real runs through a resume on one GPU."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def losses(graph: bool, compiled: bool) -> list[float]:
     model: nn.Module = VisionTransformer(
         32, 8, num_layers=4, num_heads=2, hidden_dim=64, mlp_dim=128, num_classes=5, dropout=0.1
     )
-    sharding = Sharding(worker, worker.world_size, precision.dtype, several=False, timeout=timedelta(minutes=2))
+    sharding = Sharding(worker, worker.world_size, precision.dtype, several=False)
     assert sharding.shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 

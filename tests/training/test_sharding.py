@@ -1,7 +1,5 @@
 """What is measured of a sharded network."""
 
-from datetime import timedelta
-
 import pytest
 import torch
 from torch import nn
@@ -27,7 +25,7 @@ def sharded_vit(shards: bool = True, **sizes: int) -> tuple[nn.Module, ForwardBa
     model = VisionTransformer(16, 8, num_layers=3, num_heads=2, num_classes=5, **sizes).double()
     sharding = None
     if shards:
-        sharding = Sharding(worker, worker.world_size, precision.dtype, several=False, timeout=timedelta(minutes=2))
+        sharding = Sharding(worker, worker.world_size, precision.dtype, several=False)
         assert sharding.shard(model) and len(sharding.units(model)) == 4
 
     def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
