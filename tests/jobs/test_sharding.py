@@ -72,12 +72,16 @@ def assert_equal(folder: RunFolder, weights: dict[str, np.ndarray], expected: Ru
 def test_losses_and_weights_are_those_of_one_worker(
     tmp_path: Path, digits: Data, alone: tuple[RunFolder, Run], world_size: int, shard: Any, batch_size: int
 ) -> None:
-    """With a micro-batch on each rank, and with 2, 2, 1 and 1; clipped, with a moving average."""
+    """With a micro-batch on each rank, and with 2, 2, 1 and 1; clipped, with a moving average.
+
+    Of two equal copies, one is saved.
+    """
     folder = folder_of(tmp_path)
     config = replace(VIT, shard=shard, batch_size=batch_size, activation_checkpointing=world_size == 2)
     weights = run_ranks(world_size, in_double, config, digits, folder)[0]
     assert_equal(folder, weights, alone[1])
     assert all(rank["exchange_seconds"] is not None for rank in folder.rows("epochs.jsonl")[0]["ranks"])
+    assert folder.files(name_of(4)) == ["manifest.json", "part_00000.pt", "part_00001.pt", "state.pt"]
     best = "best/model.safetensors"
     for name, tensor in load(folder.read(best)).items():
         torch.testing.assert_close(tensor, load(alone[0].read(best))[name], rtol=1e-9, atol=1e-12)
