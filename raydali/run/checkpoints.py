@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from raydali.data.read.reading import with_retry
 from raydali.data.read.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
@@ -29,8 +31,6 @@ from raydali.training.checkpoint_parts import assembled
 from raydali.training.worker import Worker
 
 if TYPE_CHECKING:
-    import torch
-
     from raydali.training.sharding import Sharding
 
 KEPT = 3
@@ -48,7 +48,7 @@ class _Unsaved:
     best: BestWeights | None
     is_blocked: bool
     before_writing: Callable[[], None]
-    rows: Sequence["torch.Tensor"]
+    rows: Sequence[torch.Tensor]
 
 
 class CheckpointStore:
@@ -96,7 +96,7 @@ class CheckpointStore:
         best: BestWeights | None = None,
         save_error: str = "",
         before_writing: Callable[[], None] = lambda: None,
-        rows: Sequence["torch.Tensor"] = (),
+        rows: Sequence[torch.Tensor] = (),
     ) -> None:
         """Begin to save a state. Only rank 0 may call it; of a sharded run, all ranks must, with their rows.
 

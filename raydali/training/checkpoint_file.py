@@ -54,14 +54,16 @@ def tensors_in(value: State) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def map_tensors(value: State, change: Callable[[Any], Any], is_one: Callable[[State], bool] = torch.is_tensor) -> State:
-    """Apply `change` to every tensor of a nested state, or to what else `is_one`, in order; return the new state."""
-    if is_one(value):
+def map_tensors(
+    value: State, change: Callable[[Any], Any], is_leaf: Callable[[State], bool] = torch.is_tensor
+) -> State:
+    """Apply `change` to the leaves of a nested state, by default its tensors, in order, and return the new state."""
+    if is_leaf(value):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(item, change, is_one) for key, item in value.items()}
+        return {key: map_tensors(item, change, is_leaf) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change, is_one) for item in value)
+        return type(value)(map_tensors(item, change, is_leaf) for item in value)
     return value
 
 
