@@ -113,13 +113,19 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the momenta of a checkpoint, but keep the optimizer's current settings.
 
     The settings also decide where the state is: Adam's `step` is on the GPU only if the kernels are fused. What only
-    the checkpoint's groups have is state, too: LAMB's `step`. Momenta are sharded as their weights are, and get their
-    strides, which fused kernels need: a sharded run saves those of a convolution in another order than a whole model
-    may have.
+    the checkpoint's groups have is state, too: LAMB's `step`.
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**saved, **current, "params": saved["params"]} for current, saved in groups]
     optimizer.load_state_dict({**state, "param_groups": now})
+    place_momenta(optimizer)
+
+
+def place_momenta(optimizer: Optimizer) -> None:
+    """Shard loaded momenta as their weights are, and give them their strides, which fused kernels need.
+
+    A sharded run saves momenta of a convolution in another order than a whole model may have.
+    """
     for parameter, of_parameter in optimizer.state.items():
         for name, saved in of_parameter.items():
             of_parameter[name] = value = sharded_like(parameter, saved)

@@ -1,4 +1,6 @@
-"""What is measured of a sharded network."""
+"""What is measured of a sharded network, and warm-up steps that are undone."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 from torch.profiler import profile
 from torchvision.models import VisionTransformer
 
+from raydali.launch.worker.rehearsal import undone
 from raydali.measure.meter import EpochMeter
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.sharding import Sharding
@@ -39,14 +42,15 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def counted(shards: bool) -> tuple[float | None, list[float]]:
-    """The operations of an image, and the losses of two steps after they were counted."""
+    """The operations of an image, and the losses of four steps after they were counted; the third is undone."""
     model, step = sharded_vit(shards)
-    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.1), batch()
+    optimizer, inputs = torch.optim.AdamW(model.parameters(), lr=0.01), batch()
     flops, losses = step.flops_per_image(*inputs), list[float]()
-    for _ in range(2):
-        losses.append(step(*inputs).item())
-        optimizer.step()
-        optimizer.zero_grad()
+    for number in range(4):
+        with undone([model], optimizer, Precision("fp64", CPU)) if number == 2 else nullcontext():
+            losses.append(step(*inputs).item())
+            optimizer.step()
+            optimizer.zero_grad()
     return flops, losses
 
 
@@ -71,9 +75,9 @@ def timed() -> tuple[float, float, float]:
     return record.shortest_exchange_seconds, by_fsdp, record.step_seconds
 
 
-def test_operations_of_a_sharded_network_are_counted_as_of_the_whole_one() -> None:
+def test_operations_of_a_sharded_network_are_counted_and_steps_undone_as_of_the_whole_one() -> None:
     flops, losses = counted(shards=False)
-    assert flops and losses[1] < losses[0]
+    assert flops and losses[0] > losses[1] > losses[2] == losses[3]
     for of_rank, losses_of_rank in run_ranks(2, counted, True):
         assert of_rank == flops
         assert losses_of_rank == pytest.approx(losses, rel=1e-9)

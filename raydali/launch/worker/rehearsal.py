@@ -34,9 +34,10 @@ from raydali.run.compile_cache import CompileCache
 from raydali.run.events import CeilingMeasured, Rehearsed, SizesRehearsed
 from raydali.run.messages import Note
 from raydali.text import rate_text
-from raydali.training.checkpoint_file import local, map_tensors, sharded_like, snapshot, tensors_in
+from raydali.training.checkpoint_file import local, snapshot
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.forward_backward import ForwardBackward, Precision
+from raydali.training.optim import place_momenta
 from raydali.training.worker import Worker
 
 MEASURED_SECONDS = 1.5
@@ -376,8 +377,7 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
         precision: the precision of the steps.
     """
     tensors = [local(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    before = optimizer.state_dict()
-    (copies, momenta), sharded = snapshot([tensors, before]), iter([*tensors_in(before)])
+    copies, momenta = snapshot([tensors, optimizer.state_dict()])
     scale = precision.scaler.state_dict()
     try:
         yield
@@ -389,5 +389,6 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
                 tensor.copy_(copy)
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
-        optimizer.load_state_dict(map_tensors(momenta, lambda copy: sharded_like(next(sharded), copy)))
+        optimizer.load_state_dict(momenta)
+        place_momenta(optimizer)
         precision.scaler.load_state_dict(scale)
