@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ from raydali.text import error_line
 from raydali.training.checkpoint_file import FILE_NAME, BadCheckpointError
 from raydali.training.evaluation.reference import Reference
 from raydali.training.weights.reading import read_best
-from raydali.training.weights.undrawn import Undrawn
+from raydali.training.weights.undrawn import undrawn
 
 Checkpoint = Literal["best", "newest"]
 
@@ -107,8 +107,7 @@ class TrainedRun(FoundRun):
             UsageError: the weights do not fit the job's model.
         """
         try:
-            with Undrawn():
-                model: nn.Module = self.job.build_model(self.config, classes)
+            model = undrawn(partial(self.job.build_model, self.config, classes))
             model.load_state_dict(dict(self.weights.state))
         except RuntimeError as error:
             why = " ".join(str(error).partition(":\n")[2].split()) or str(error)

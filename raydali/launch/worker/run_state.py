@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from raydali.data.read.storage import reason
 from raydali.data.stream.stream import Stream
-from raydali.errors import DivergedError
+from raydali.errors import DivergedError, UsageError
 from raydali.launch.worker.bad_samples import BrokenSamples
 from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.session import Session
@@ -152,12 +153,15 @@ class RunState:
         """
         self.model, self.statistics, self.parts = model, statistics, {"model": model, **others}
         for name, part in self.parts.items():
-            if read := self._read.get(name):
-                if isinstance(part, Optimizer):
-                    load_optimizer(part, read)
-                else:
-                    now = part.state_dict()
-                    part.load_state_dict({key: sharded_like(now.get(key), value) for key, value in read.items()})
+            if (read := self._read.get(name)) is None:
+                # An average begins with the weights after the next step; other networks may have none at all.
+                if self.is_resumed and isinstance(part, nn.Module) and not isinstance(part, AveragedModel):
+                    raise UsageError(f"the newest checkpoint has no weights of {name}: give another --name")
+            elif isinstance(part, Optimizer):
+                load_optimizer(part, read)
+            else:
+                now = part.state_dict()
+                part.load_state_dict({key: sharded_like(now.get(key), value) for key, value in read.items()})
         self._read = {}
 
     def gather(self, record: RankRecord) -> list[list[RankRecord]]:

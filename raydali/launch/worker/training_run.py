@@ -55,7 +55,7 @@ from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
 from raydali.training.forward_backward import ForwardBackward, RunningStatistics, with_sync_batchnorm
-from raydali.training.weights.undrawn import Undrawn
+from raydali.training.weights.undrawn import undrawn
 from raydali.training.worker import NOTICES
 
 EARLY_SAVES = 2
@@ -128,9 +128,8 @@ class TrainingRun:
                 `--shard` takes from rank 0.
         """
         if not isinstance(model, nn.Module):
-            draws = not (self._state.is_resumed or (self._run.sharding is not None and self.worker.rank > 0))
-            with nullcontext() if draws else Undrawn():
-                model = model()
+            others_count = self._state.is_resumed or (self._run.sharding is not None and self.worker.rank > 0)
+            model = undrawn(model) if others_count else model()
         weights = None if self._state.is_resumed else self._session.starting_weights()
         if weights is not None:
             weights.load(model)

@@ -1,6 +1,7 @@
 """Builds networks whose weights come from elsewhere, such as a checkpoint: none are drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -10,11 +11,19 @@ _SETS = {"add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "normal_
 """Methods of tensors by which initialisation sets values."""
 
 
-class Undrawn(TorchFunctionMode):
-    """A context in which nothing sets the values of parameters; everything else of a network, such as buffers, is made.
+def undrawn(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network that a function builds, with undefined values of its parameters; all else is as usual.
 
-    A billion weights take half a minute to draw. Memory that nothing writes is not allocated.
+    A billion weights take half a minute to draw, and memory that nothing writes is not allocated. A function that fails
+    so, as it computes with the values, draws them.
     """
+    with suppress(Exception), _Undrawn():
+        return build()
+    return build()
+
+
+class _Undrawn(TorchFunctionMode):
+    """A context in which nothing sets the values of parameters."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from jobs.imagenet import Config, Data, train_pipeline, val_pipeline
 from raydali.data.load.make import make_loader
@@ -209,6 +210,15 @@ def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
     assert [row["validation"] and row["validation"]["top1"] for row in rows] == [None, None, None, 0.5, None, 0.5]
     assert [row["step"] for row in rows] == [stream.end_step(epoch) for epoch in range(6)]
     assert loop.session.folder.exists("best/model.safetensors")
+
+
+def test_a_resume_needs_the_weights_of_each_network_but_those_of_an_average(tmp_path: Path) -> None:
+    """A function that builds a network draws none of its weights then."""
+    Loop(tmp_path).train()
+    loop = Loop(tmp_path)
+    others = {"average": AveragedModel(loop.model), "head": loop.run.prepared(lambda: nn.Linear(2, 2))}
+    with pytest.raises(UsageError, match=r"no weights of head: give another --name"):
+        loop.run.register_state(model=loop.model, optimizer=loop.optimizer, **others)
 
 
 def test_a_validation_is_compiled_if_it_pays_and_by_a_resume_only_when_it_validates(

@@ -12,7 +12,7 @@ from torch import nn
 
 from jobs import imagenet
 from raydali.training.models.classification import build_model
-from raydali.training.weights.undrawn import Undrawn
+from raydali.training.weights.undrawn import undrawn
 from tests.support.digits import SHORT, few_digits
 from tests.support.job_ranks import train_rank
 from tests.support.ranks import Stopped, folder_of
@@ -38,20 +38,30 @@ def draws(build: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:
     ],
 )
 def test_only_the_weights_are_missing(build: Callable[[], nn.Module]) -> None:
-    with Undrawn():
-        undrawn, drew = draws(build)
+    network, drew = draws(lambda: undrawn(build))
     usual, draws_usually = draws(build)
     assert draws_usually and not drew
     facts = [
         [(name, each.shape, each.dtype, each.requires_grad) for name, each in model.named_parameters()]
-        for model in (undrawn, usual)
+        for model in (network, usual)
     ]
     assert facts[0] == facts[1]
-    for buffer, expected in zip(undrawn.buffers(), usual.buffers(), strict=True):
+    for buffer, expected in zip(network.buffers(), usual.buffers(), strict=True):
         assert torch.equal(buffer, expected)
-    assert undrawn.load_state_dict(usual.state_dict())
-    for weight, expected in zip(undrawn.parameters(), usual.parameters(), strict=True):
+    assert network.load_state_dict(usual.state_dict())
+    for weight, expected in zip(network.parameters(), usual.parameters(), strict=True):
         assert torch.equal(weight, expected)
+
+
+def test_a_network_that_needs_its_weights_gets_them() -> None:
+    def build() -> nn.Module:
+        layer = nn.Linear(3, 3)
+        nn.init.constant_(layer.weight, 7.0)
+        if not torch.equal(layer.weight, torch.full((3, 3), 7.0)):
+            raise ValueError("no sevens")
+        return layer
+
+    assert torch.equal(undrawn(build).get_parameter("weight"), torch.full((3, 3), 7.0))
 
 
 def test_a_resume_draws_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
