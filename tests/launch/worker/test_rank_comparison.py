@@ -113,7 +113,9 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
         assert {*run_ranks(world_size, outcome, off, digits, folder, always)} == {("", "")}
 
 
-@pytest.mark.parametrize(("where", "copies", "again"), [("weight", 2, True), ("momentum", 3, False)])
+@pytest.mark.parametrize(
+    ("where", "copies", "again"), [("weight", 2, True), pytest.param("momentum", 3, False, marks=pytest.mark.slow)]
+)
 def test_of_sharded_copies_a_shard_that_differs_is_named(
     tmp_path: Path, digits: Data, where: Where, copies: int, again: bool
 ) -> None:
