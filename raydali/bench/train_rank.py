@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydali.bench.loader import ImageTask, our_loader
@@ -204,13 +205,14 @@ def _make_step(
     import torch
 
     from raydali.training.blocks import recomputed
+    from raydali.training.checkpoint_file import local
     from raydali.training.forward_backward import with_sync_batchnorm
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
+    from raydali.training.weights.undrawn import undrawn
 
-    with worker.device:  # a host draws a billion weights in half a minute
-        model = build_model(task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
-    model = model.to(memory_format=task.layout)
+    build = partial(build_model, task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
+    model = (undrawn(build) if task.strategy == "shard" else build()).to(memory_format=task.layout)
     if task.recomputed:
         recomputed(model)
     sharding = None
@@ -219,6 +221,9 @@ def _make_step(
 
         sharding = Sharding(worker, worker.world_size, precision.dtype, several=task.micro_batches > 1)
         sharding.shard(model)
+    model = model.to(worker.device)  # the buffers alone, if it is sharded
+    for parameter in model.parameters() if task.strategy == "shard" else ():
+        torch.nn.init.normal_(local(parameter.detach()), std=0.02)  # a host draws a billion weights in half a minute
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)
     images, _ = feed.resident

@@ -36,9 +36,12 @@ def replay(
     Micro-batches also have their "inputs" and "tensors", see `replayed`. If the steps cannot be trained again, "failed"
     says why, and "steps" has what is known without that. `settings` is the run's config.json.
     """
-    starts = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume") and row["step"] <= steps[0]]
-    began: dict[str, Any] = starts[-1] if starts else {}
-    notes, failed = [*_why_other(run, config, began, device)], ""
+    starts = [row for row in run.folder.rows(EVENTS) if row["event"] in ("start", "resume")]
+
+    def began(step: int) -> dict[str, Any]:
+        return next((row for row in reversed(starts) if row["step"] <= step), {})
+
+    notes, failed = [*_why_other(run, config, began(steps[0]), device)], ""
     rows, source = list[Row](), None
     try:
         data = _checked_data(run, config, settings, notes)
@@ -48,7 +51,7 @@ def replay(
         failed = str(error) if isinstance(error, RaydaliError) else error_line(repr(error))
     rows, pipeline = rows or _untrained(config, settings["samples"], source, steps), run.job.train_pipeline(config)
     for batch in (batch for row in rows for batch in row["micro_batches"]):
-        batch["rank"] = batch["micro_batch"] % began.get("world_size", 1)
+        batch["rank"] = batch["micro_batch"] % began(batch["step"]).get("world_size", 1)
         of_epoch = pipeline.in_epoch(batch["counts_to"])
         for sample in batch["samples"]:
             sample["path"] = None if source is None else source.path(sample["read"])
@@ -105,7 +108,7 @@ def _trained(
         precision = "fp32"
     changes: dict[str, Any] = {
         **dict.fromkeys(("compile", "fused", "cuda_graph", "ceiling", "trace_samples"), False),
-        **dict.fromkeys(("profile_steps", "patience", "stop_after")),
+        **dict.fromkeys(("profile_steps", "patience", "stop_after", "shard")),
         "precision": precision,
         "on_bad_loss": "skip" if config.on_bad_loss == "skip" else "warn",
         "checkpoint_every": 0,

@@ -1,6 +1,5 @@
 """Reads a trained run from its folder: the job with its options, the classes, and the weights."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from raydali.errors import UsageError
 from raydali.inference.job_module import FoundRun, found_run
 from raydali.options.defaults import defaults_of, resolve
 from raydali.run.checkpoints import read_checkpoint
-from raydali.run.find import MANIFEST, complete_ones, newest_step, read_settings, step_of
+from raydali.run.find import complete_ones, newest_step, read_settings, step_of
 from raydali.run.folder import CONFIG, EPOCHS, RunFolder
 from raydali.run.model_file import BEST, BEST_REFERENCE
 from raydali.text import error_line
@@ -210,7 +209,7 @@ def _newest(folder: RunFolder) -> Weights:
         state = {key.removeprefix("module."): value for key, value in parts["ema"].items() if key != "n_averaged"}
     return Weights(
         origin=f"{name}/{FILE_NAME}",
-        sha256=hashlib.sha256(folder.read(f"{name}/{MANIFEST}")).hexdigest(),
+        sha256=checkpoint["sha256"],
         state=state,
         reference=Reference(**reference) if reference is not None else None,
         step=step_of(name),

@@ -203,8 +203,6 @@ class CheckpointStore:
         unsaved.before_writing()
         files: dict[str, Any] = {}
         if self._worker.rank == 0:
-            if unsaved.best is not None:
-                unsaved.best.write(self._folder)
             files[FILE_NAME] = unsaved.state
         if self.sharding is not None and self.sharding.writes:
             files[f"part_{self._worker.rank:05d}.pt"] = unsaved.rows
@@ -216,6 +214,8 @@ class CheckpointStore:
 
     def _write_manifest(self, unsaved: _Unsaved, files: dict[str, Any]) -> dict[str, Any]:
         if self._worker.rank == 0:
+            if unsaved.best is not None:  # not before all ranks have found their rows finite
+                unsaved.best.write(self._folder)
             contents = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
             self._folder.write(f"{name_of(unsaved.step)}/{MANIFEST}", contents)
             if self._is_first:
@@ -315,20 +315,24 @@ class CheckpointStore:
         try:
             with self._folder.must_answer():
                 return assembled(checkpoint, partial(_contents, self._folder, name), sharding.rank, sharding.shards)
-        except BadCheckpointError as error:
+        except (BadCheckpointError, OSError) as error:
             raise StorageError(
-                f"{self._folder}/{name} cannot be used ({error}): delete it to resume from the one before"
+                f"{self._folder}/{name} cannot be used ({reason(error)}): delete it to resume from the one before"
             ) from error
 
 
 def read_checkpoint(folder: RunFolder, name: str, *, whole: bool = True) -> dict[str, Any]:
-    """Return the state of a checkpoint; of a sharded one that is not read `whole`, with marks and its "name".
+    """Return the state of a checkpoint, and the "sha256" of its manifest.
+
+    A sharded one that is not read `whole` has marks, and its "name".
 
     Raises:
         BadCheckpointError: it cannot be used.
     """
     read = partial(_contents, folder, name)
-    checkpoint = checkpoint_file.load_verified(read(MANIFEST), read, step=step_of(name))
+    manifest = read(MANIFEST)
+    checkpoint = checkpoint_file.load_verified(manifest, read, step=step_of(name))
+    checkpoint |= {"sha256": checkpoint_file.described(manifest)["sha256"]}
     if whole:
         return assembled(checkpoint, read)
     sizes = {info.base_name: info.size for info in folder.infos(name)}

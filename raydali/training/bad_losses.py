@@ -169,7 +169,6 @@ def _tensors(parts: Iterable[object], device: torch.device) -> Iterator[torch.Te
 
 def _bits(kept: dict[torch.Tensor, torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """Yield the tensors and what is kept of them as integers of the same bits, by their size."""
-    for size, integers in INTEGERS.items():
-        pairs = [(now, copy) for now, copy in kept.items() if now.itemsize == size]
-        if pairs:
-            yield [now.detach().view(integers) for now, _ in pairs], [copy.view(integers) for _, copy in pairs]
+    for size in {now.itemsize for now in kept}:
+        pairs, integers = [pair for pair in kept.items() if pair[0].itemsize == size], INTEGERS[size]
+        yield [now.detach().view(integers) for now, _ in pairs], [copy.view(integers) for _, copy in pairs]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 FILE_NAME = "state.pt"
-FORMATS = 1, 2
+FORMATS = 1, 3
 """Of a manifest of a whole state, and of a sharded one, which earlier versions cannot read."""
 _OVERHEAD = 2048
 """Bytes that suffice for the rest of a file, per tensor; otherwise more memory is allocated."""
@@ -84,17 +84,19 @@ def rows_of(length: int, rank: int, ranks: int) -> range:
 
 
 def sharded_like(like: object, rows: Any) -> Any:  # noqa: ANN401 (a tensor or a plain value)
-    """Return a tensor that is sharded as another one, of all its rows or of this rank's.
+    """Return a tensor that is sharded as another one, of all its rows or of this rank's, which are copied.
 
-    Plain values, tensors of other dimensions, and rows like a tensor that is not sharded are returned as they are.
+    Plain values, tensors of another shape, and rows like a tensor that is not sharded are returned as they are.
     """
-    if not is_sharded(like) or not isinstance(rows, torch.Tensor) or rows.dim() != like.dim():
+    if not is_sharded(like) or not isinstance(rows, torch.Tensor) or rows.shape[1:] != like.shape[1:]:
         return rows
     mesh = like.device_mesh
+    mine = rows_of(len(like), mesh.get_local_rank(mesh.ndim - 1), mesh.shape[-1])
+    if rows.dim() == 0 or len(rows) not in (len(like), len(mine)):
+        return rows
     if len(rows) == len(like):
-        mine = rows_of(len(like), mesh.get_local_rank(mesh.ndim - 1), mesh.shape[-1])
         rows = rows[mine.start : mine.stop]
-    rows = rows.to(like.to_local().device)
+    rows = rows.to(like.to_local().device, copy=True)
     return like.from_local(rows, mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
@@ -255,7 +257,7 @@ def load_verified(manifest: bytes, read: Callable[[str], bytes], *, step: int) -
     try:
         facts = json.loads(manifest)
         if facts["format"] not in FORMATS:
-            raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1 and 2")
+            raise BadCheckpointError(f"manifest.json has format {facts['format']!r}, this version reads 1 and 3")
         parts = {name: {key: file[key] for key in ("bytes", "sha256")} for name, file in facts["files"].items()}
         expected, its_step = parts.pop(FILE_NAME), facts["step"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:

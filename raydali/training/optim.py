@@ -117,18 +117,24 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """
     groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
     now = [{**saved, **current, "params": saved["params"]} for current, saved in groups]
-    optimizer.load_state_dict({**state, "param_groups": now})
-    place_momenta(optimizer)
+    load_momenta(optimizer, {**state, "param_groups": now})
 
 
-def place_momenta(optimizer: Optimizer) -> None:
-    """Shard loaded momenta as their weights are, and give them their strides, which fused kernels need.
+def load_momenta(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a state dict. Momenta are sharded as their weights are, and get their strides, which fused kernels need.
 
     A sharded run saves momenta of a convolution in another order than a whole model may have.
     """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(map(is_sharded, parameters)):  # before the device gets whole ones
+        of_parameters = {
+            index: {name: sharded_like(parameters[index], value) for name, value in saved.items()}
+            for index, saved in state["state"].items()
+        }
+        state = {**state, "state": of_parameters}
+    optimizer.load_state_dict(state)
     for parameter, of_parameter in optimizer.state.items():
-        for name, saved in of_parameter.items():
-            of_parameter[name] = value = sharded_like(parameter, saved)
+        for name, value in of_parameter.items():
             is_momentum = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if is_momentum and local(value).stride() != local(parameter).stride():
                 of_parameter[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
@@ -153,8 +159,11 @@ class MovingAverage(AveragedModel):
         """Include the weights after a step. The host does not wait for the device, as torch's own update does."""
         step = int(self.n_averaged)  # on the CPU, on any device of the model
         decay = min(self._decay, (1 + step) / (10 + step)) if self._warmup else self._decay
-        update = get_ema_multi_avg_fn(decay if step else 0.0)
-        update([*map(local, self.module.parameters())], [*map(local, model.parameters())], self.n_averaged)
+        averages, weights = ([*map(local, module.parameters())] for module in (self.module, model))
+        if step:
+            get_ema_multi_avg_fn(decay)(averages, weights, self.n_averaged)
+        else:  # its own may be undefined: see weights/undrawn.py
+            torch._foreach_copy_(averages, weights)
         self.n_averaged += 1
 
 

@@ -144,6 +144,14 @@ def copied(place: Path, path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_a_run_whose_weights_were_sharded_is_replayed_whole(place: Path, tmp_path: Path) -> None:
+    config = (copy := copied(place, tmp_path)) / "run" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"shard": 3, "on_bad_loss": "warn"}))
+    found = replayed(copy, tmp_path / "whole", 7)
+    assert not found["failed"] and "loss" in found["steps"][0]
+
+
+@pytest.mark.slow
 def test_without_a_checkpoint_before_the_step_the_nearest_one_is_used(place: Path, tmp_path: Path) -> None:
     copy = copied(place, tmp_path)
     kept = sorted(int(file.name.rpartition("_")[2]) for file in (copy / "run").glob("checkpoint_*"))

@@ -109,7 +109,7 @@ def copy_another(folder: RunFolder) -> None:
 
 def come_from_the_future(folder: RunFolder) -> None:
     facts = folder.read_json(f"{NEW}/manifest.json")
-    folder.write_json(f"{NEW}/manifest.json", facts | {"format": 3})
+    folder.write_json(f"{NEW}/manifest.json", facts | {"format": 4})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def come_from_the_future(folder: RunFolder) -> None:
         (cut_the_manifest, "manifest.json is broken"),
         (replace_the_manifest, "manifest.json is broken"),
         (copy_another, "manifest.json is of step 5, not 10"),
-        (come_from_the_future, "manifest.json has format 3, this version reads 1 and 2"),
+        (come_from_the_future, "manifest.json has format 4, this version reads 1 and 3"),
     ],
 )
 def test_a_broken_one_is_told_and_the_one_before_is_taken(folder: RunFolder, harm: Any, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 from typing import Any, get_args
 
 import pytest
@@ -225,6 +226,16 @@ def test_adams_step_lies_where_the_optimizer_of_now_wants_it(device: str, there:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The moving average of weights
+
+
+def test_an_average_begins_with_the_weights_whatever_it_had() -> None:
+    model = nn.Linear(2, 2)
+    average = MovingAverage(model, 0.9)
+    for parameter in average.parameters():
+        nn.init.constant_(parameter, math.nan)
+    average.update_parameters(model)
+    for parameter, expected in zip(average.module.parameters(), model.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
 
 
 @pytest.mark.parametrize("warmup", [False, True])

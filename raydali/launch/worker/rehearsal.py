@@ -37,7 +37,7 @@ from raydali.text import rate_text
 from raydali.training.checkpoint_file import local, snapshot
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.forward_backward import ForwardBackward, Precision
-from raydali.training.optim import place_momenta
+from raydali.training.optim import load_momenta
 from raydali.training.worker import Worker
 
 MEASURED_SECONDS = 1.5
@@ -389,6 +389,5 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
                 tensor.copy_(copy)
         optimizer.zero_grad(set_to_none=True)
         optimizer.state.clear()
-        optimizer.load_state_dict(momenta)
-        place_momenta(optimizer)
+        load_momenta(optimizer, momenta)
         precision.scaler.load_state_dict(scale)

@@ -159,7 +159,7 @@ class RunState:
                     raise UsageError(f"the newest checkpoint has no weights of {name}: give another --name")
             elif isinstance(part, Optimizer):
                 load_optimizer(part, read)
-            else:
+            elif read:  # a part may have had nothing to save
                 now = part.state_dict()
                 part.load_state_dict({key: sharded_like(now.get(key), value) for key, value in read.items()})
         self._read = {}

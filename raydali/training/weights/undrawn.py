@@ -4,21 +4,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-_SETS = {"add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "normal_", "sub_", "uniform_", "zero_"}
+_SETS = {"add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "sub_", "uniform_", "zero_"}
 """Methods of tensors by which initialisation sets values."""
 
 
 def undrawn(build: Callable[[], nn.Module]) -> nn.Module:
     """Return the network that a function builds, with undefined values of its parameters; all else is as usual.
 
-    A billion weights take half a minute to draw, and memory that nothing writes is not allocated. A function that fails
-    so, as it computes with the values, draws them.
+    A billion weights take half a minute to draw, and memory that nothing writes is not allocated. They are drawn if the
+    function fails without, as it computes with them, and if it draws buffers that no state dict has.
     """
+    before = torch.get_rng_state()
     with suppress(Exception), _Undrawn():
-        return build()
+        network = build()
+        keeps_all = not any(module._non_persistent_buffers_set for module in network.modules())
+        if keeps_all or torch.equal(torch.get_rng_state(), before):
+            return network
+    torch.set_rng_state(before)
     return build()
 
 

@@ -214,7 +214,13 @@ def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
 
 def test_a_resume_needs_the_weights_of_each_network_but_those_of_an_average(tmp_path: Path) -> None:
     """A function that builds a network draws none of its weights then."""
-    Loop(tmp_path).train()
+    before, empty = Loop(tmp_path), torch.amp.GradScaler("cpu", enabled=False)  # whose state is empty
+    before.register = lambda: before.run.register_state(  # type: ignore[method-assign]
+        model=before.model, optimizer=before.optimizer, scaler=empty
+    )
+    before.train()
+    loop = Loop(tmp_path)
+    loop.run.register_state(model=loop.model, optimizer=loop.optimizer, scaler=torch.amp.GradScaler("cpu"))
     loop = Loop(tmp_path)
     others = {"average": AveragedModel(loop.model), "head": loop.run.prepared(lambda: nn.Linear(2, 2))}
     with pytest.raises(UsageError, match=r"no weights of head: give another --name"):

@@ -64,6 +64,16 @@ def test_a_network_that_needs_its_weights_gets_them() -> None:
     assert torch.equal(undrawn(build).get_parameter("weight"), torch.full((3, 3), 7.0))
 
 
+def test_buffers_that_no_state_has_are_drawn_as_usual() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3)
+        layer.register_buffer("noise", torch.randn(3), persistent=False)
+        return layer
+
+    assert torch.equal(undrawn(build).get_buffer("noise"), build().get_buffer("noise"))
+
+
 def test_a_resume_draws_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, build = list[bool](), imagenet.build_model
 
