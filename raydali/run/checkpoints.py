@@ -148,6 +148,8 @@ class CheckpointStore:
             return
         if unsaved.is_blocked:
             raise self._error("the last checkpoint could not be written")
+        if self.sharding is not None:
+            self.sharding.beside.exchange(None)  # until rank 0 has deleted what failed
         try:
             with_retry(
                 lambda: self._write(unsaved),
