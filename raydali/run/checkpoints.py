@@ -175,21 +175,22 @@ class CheckpointStore:
             self.error = error
 
     def _write(self, unsaved: _Unsaved) -> None:
+        self._together(unsaved.before_writing)  # no file before all have found their rows finite
         files = self._together(lambda: self._write_files(unsaved))
         self._together(lambda: self._write_manifest(unsaved, files))
         self._unsaved, self._failures = None, 0
 
-    def _together(self, write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _together(self, write: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
         """Let each rank that saves write; return what their functions return, together. All fail if one does.
 
         Raises:
             OSError: another rank failed.
         """
         if self.sharding is None:
-            return write()
+            return write() or {}
         written, error = dict[str, Any](), None
         try:
-            written = write()
+            written = write() or {}
         except Exception as failure:
             error = failure
         ranks = self.sharding.beside.exchange((written, None if error is None else reason(error)))
@@ -202,9 +203,10 @@ class CheckpointStore:
 
     def _write_files(self, unsaved: _Unsaved) -> dict[str, Any]:
         """Write the files of this rank, but for the manifest; return what that says of them."""
-        unsaved.before_writing()
         files: dict[str, Any] = {}
         if self._worker.rank == 0:
+            if unsaved.best is not None:
+                unsaved.best.write(self._folder)
             files[FILE_NAME] = unsaved.state
         if self.sharding is not None and self.sharding.writes:
             files[f"part_{self._worker.rank:05d}.pt"] = unsaved.rows
@@ -214,17 +216,14 @@ class CheckpointStore:
             files[file] = checkpoint_file.described(contents)
         return files
 
-    def _write_manifest(self, unsaved: _Unsaved, files: dict[str, Any]) -> dict[str, Any]:
+    def _write_manifest(self, unsaved: _Unsaved, files: dict[str, Any]) -> None:
         if self._worker.rank == 0:
-            if unsaved.best is not None:  # not before all ranks have found their rows finite
-                unsaved.best.write(self._folder)
             contents = checkpoint_file.manifest(files, step=unsaved.step, world_size=self._worker.world_size)
             self._folder.write(f"{name_of(unsaved.step)}/{MANIFEST}", contents)
             if self._is_first:
                 self._emit(FirstCheckpoint(step=unsaved.step))
                 self._is_first = False
             self._tidy(unsaved.step)
-        return {}
 
     def _failed(self, why: str) -> None:
         assert self._unsaved is not None
