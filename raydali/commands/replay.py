@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 RESULT = "replay.json"
 KEYS = "micro_batch", "id", "read", "epoch", "repeat"
-"""What `--against` compares of each sample; with the seed, this decides all that is drawn for it."""
+"""`--against` compares these of each sample; with the seed, they decide all that is drawn for it."""
 SHOWN = 10
 """Rows of a printed table."""
 

@@ -1,4 +1,4 @@
-"""What is measured of a sharded network, and warm-up steps that are undone."""
+"""A sharded network is measured as the whole one, and its warm-up steps are undone."""
 
 from contextlib import nullcontext
 

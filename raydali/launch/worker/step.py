@@ -217,7 +217,8 @@ class Step:
                 run.worker.broadcast([norm])  # copies that sum it in other orders would drift apart
         if not self.is_warm_up:
             run.watch.before_update(norm)
-        if max_norm is not None and norm is not None:
+        if max_norm is not None:
+            assert norm is not None
             nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=several)
         scaler.step(optimizer)
         scaler.update()

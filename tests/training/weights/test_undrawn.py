@@ -24,7 +24,7 @@ def detector() -> nn.Module:
 
 
 def draws(build: Callable[[], nn.Module]) -> tuple[nn.Module, bool]:
-    """What it builds, and whether it draws random numbers."""
+    """Return what a function builds, and whether it draws random numbers."""
     before = torch.get_rng_state()
     return build(), not torch.equal(before, torch.get_rng_state())
 
