@@ -1,10 +1,12 @@
 """A sharded network is measured as the whole one, and its warm-up steps are undone."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.profiler import profile
 from torchvision.models import VisionTransformer
 
@@ -20,7 +22,7 @@ WAITS = "FSDP::pre_forward", "FSDP::pre_backward", "FSDP::post_backward_reduce"
 """The events of FSDP2 in which a CPU waits for other ranks: one of each for a unit."""
 
 
-def sharded_vit(shards: bool = True, **sizes: int) -> tuple[nn.Module, ForwardBackward]:
+def sharded_vit(shards: bool = True, compiled: bool = False, **sizes: int) -> tuple[nn.Module, ForwardBackward]:
     """A network with three blocks in fp64, and the function of its loss."""
     worker, precision = Worker.join(CPU, cpus=1, node=""), Precision("fp64", CPU)
     torch.manual_seed(0)
@@ -34,7 +36,8 @@ def sharded_vit(shards: bool = True, **sizes: int) -> tuple[nn.Module, ForwardBa
     def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(model(images), labels)
 
-    return model, ForwardBackward(model, loss, worker, precision, micro_batches=worker.world_size, sharding=sharding)
+    options: dict[str, Any] = {"micro_batches": worker.world_size, "compiled": compiled, "fused": compiled}
+    return model, ForwardBackward(model, loss, worker, precision, **options, sharding=sharding)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +76,18 @@ def timed() -> tuple[float, float, float]:
     record = meter.record()
     assert record.shortest_exchange_seconds is not None
     return record.shortest_exchange_seconds, by_fsdp, record.step_seconds
+
+
+def compiled_functions() -> int:
+    """How many functions Dynamo compiles for the blocks of a network."""
+    _, step = sharded_vit(compiled=True)
+    step(*batch())
+    return int(counters["frames"]["ok"])
+
+
+@pytest.mark.slow  # Inductor compiles C++
+def test_equal_blocks_share_compiled_code() -> None:
+    assert run_ranks(1, compiled_functions) == [1]
 
 
 def test_operations_of_a_sharded_network_are_counted_and_steps_undone_as_of_the_whole_one() -> None:

@@ -17,6 +17,7 @@ raydali::batch_norm, and fused with what follows in the same way.
 import inspect
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,11 +56,14 @@ _CALLED = (
 _FILES = (__file__, *(str(module.__file__) for module in (kernels, layers, operators, pooling_kernels)))
 
 
+@cache
 def inductor_options() -> dict[str, str | int | bool | Callable[..., object]]:
     """Return the options of torch.compile that fuse.
 
     Inductor calls the operators as they are. If they are not registered, it does the same, but first torch 2.11 writes
     out the graph before each of them, once for each path through a network with residual blocks: this takes hours.
+
+    They are the same at each call: blocks that are compiled one by one share code only if their options are equal.
     """
     for called in _CALLED:
         if called not in lowerings:
