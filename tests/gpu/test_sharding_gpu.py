@@ -79,5 +79,5 @@ def test_a_sharded_run_goes_on_with_one_gpu(tmp_path: Path) -> None:
     finished_run(tmp_path, "run", "--workers", "2", "--shard", "--epochs", "8", "--stop-after", "4", *common)
     finished_run(tmp_path, "run", "--workers", "1", "--epochs", "8", *common)
     rows = RunFolder(str(tmp_path), "run").rows("epochs.jsonl")
-    assert [len(row["ranks"]) for row in rows] == [2] * 4 + [1] * 4
+    assert [len(row["ranks"]) for row in rows] == [2] * 4 + [1] * 4, (tmp_path / "run.log").read_text()
     assert rows[-1]["validation"]["top1"] > 0.9
