@@ -109,6 +109,7 @@ def test_version() -> None:
     assert re.fullmatch(r"raydali \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     script = tmp_path / "raydali.bash"
     script.write_text(run("completion", "bash").stdout)
@@ -134,6 +135,7 @@ def test_other_shells_have_a_script_too(shell: str, mark: str, tmp_path: Path) -
         subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
+@pytest.mark.slow
 def test_a_dash_brings_json_alone_to_standard_output(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(encoded(photograph()))

@@ -35,6 +35,7 @@ def wheel(built: Path) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_a_registry_would_take_both(built: Path) -> None:
     files = [*built.glob("raydali-*")]
     done = subprocess.run([BIN / "twine", "check", "--strict", *files], capture_output=True, text=True)

@@ -48,6 +48,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file = tmp_path / "loaders.json"
     names = ["raydali", "native", "torchvision", "synthetic"]

@@ -45,6 +45,7 @@ def fail_on_rank_1(folder: str, rank: int, _: int) -> None:
     time.sleep(100)
 
 
+@pytest.mark.slow
 def test_ranks_are_ended_in_time() -> None:
     seconds = 1234.5
     with pytest.raises(MeasurementError, match=mentioning("3 --timeout")):

@@ -40,6 +40,7 @@ OPTIONS = TrainBench(
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_measures_each_combination(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files: dict[str, Any] = {"json": str(tmp_path / "train.json")}
     result = train.main(replace(OPTIONS, **files))

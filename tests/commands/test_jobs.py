@@ -50,6 +50,7 @@ def test_a_signal_reaches_the_job(folder: Path) -> None:
         assert process.wait(240) == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_the_options_of_a_job_are_its_own() -> None:
     shown = run("train", "imagenet", "--help")
     assert shown.returncode == 0 and "--random-area" in shown.stdout

@@ -301,6 +301,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert len([*target.rglob("*.jpg")]) == 16
 
 
+@pytest.mark.slow
 def test_objects_in_s3(
     s3: PutObjects,
     source: Path,

@@ -182,6 +182,7 @@ def test_refusals(place: Path, tmp_path: Path, options: dict[str, Any], message:
         replay.main(Replay(run=str(place / "run"), **given))
 
 
+@pytest.mark.slow
 def test_without_the_data_the_ids_are_shown(place: Path, tmp_path: Path) -> None:
     copy = copied(place, tmp_path)
     (copy / "digits").rename(copy / "elsewhere")
@@ -207,6 +208,7 @@ def test_files_that_changed_are_told_and_other_data_are_refused(place: Path, tmp
         replayed(copy, tmp_path / "fewer", 4)
 
 
+@pytest.mark.slow
 def test_a_job_and_a_pytorch_that_have_changed_are_told(place: Path, tmp_path: Path) -> None:
     copy = copied(place, tmp_path)
     job, events = copy / "my_imagenet.py", copy / "run" / "events.jsonl"

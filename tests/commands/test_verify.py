@@ -108,6 +108,7 @@ def test_a_folder_cloned_from_hugging_face(tmp_path: Path, capsys: pytest.Captur
     assert mentions(capsys.readouterr().out, f"{data}/data/test-00000-of-00001.parquet#1 GIF")
 
 
+@pytest.mark.slow
 def test_exit_codes_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
     clean, broken = folder(tmp_path / "clean", 9, {}), folder(tmp_path / "broken", 9, {4: "bomb"})
     for data, code in ((clean.root, 0), (f"{tmp_path}/nothing", 2)):

@@ -54,6 +54,7 @@ def test_in_order_and_each_once(samples: int, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"numbers: read {samples} of {plural(samples, 'sample')}, {len(found)} broken\n"
 
 
+@pytest.mark.slow
 def test_a_sample_that_ends_its_process_is_named() -> None:
     found: list[int] = []
 
@@ -81,6 +82,7 @@ def anonymous_bytes(array: NDArray[np.int64], _: range) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 def test_an_index_is_in_memory_once() -> None:
     array = np.ones(1 << 25, np.int64)  # 256 MiB, of which a process would have a copy, and its pickle meanwhile
     found: list[int] = []

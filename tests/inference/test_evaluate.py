@@ -142,6 +142,7 @@ def test_the_worst_are_drawn(run: RunFolder) -> None:
     assert run.read("report.html").count(b'alt="worst.png') == 1
 
 
+@pytest.mark.slow
 def test_the_newest_weights(run: RunFolder, data: Path, tmp_path: Path) -> None:
     """Those of the moving average, and without one those of the model."""
     averaged = evaluated(run, checkpoint="newest")
@@ -169,6 +170,7 @@ def test_classes_are_found_by_name(run: RunFolder, copied: Path) -> None:
         assert after["images"] == (before["images"] if same else 0)
 
 
+@pytest.mark.slow
 def test_data_of_every_kind(run: RunFolder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with val/, lists with any columns, and shards have the same images."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -199,6 +201,7 @@ def test_nothing_can_be_read(run: RunFolder, copied: Path) -> None:
     assert (run.read("evaluation.json") if before else None) == before
 
 
+@pytest.mark.slow
 def test_a_run_without_model_json(run: RunFolder, data: Path, tmp_path: Path) -> None:
     expected = evaluated(run)
     shutil.copytree(run.path(), tmp_path / "old")

@@ -111,7 +111,7 @@ DISAGREEING: dict[str, tuple[str, Changes]] = {
 }
 
 
-QUICK = {"normalisation", "average and flip", "filter", "a mean off by 0.02", "two classes", "restored"}
+QUICK = {"average and flip", "filter", "a mean off by 0.02"}
 """The cases of every commit; the others are for `make test-all`."""
 
 
@@ -209,6 +209,7 @@ def test_other_videos_are_cut_as_the_job_cuts_its_own(tmp_path: Path) -> None:
     assert counts.max() > 1
 
 
+@pytest.mark.slow
 def test_what_is_not_checked_says_so(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = changed_copy("imagenet", DISAGREEING["a mean off by 0.02"][1], tmp_path)
     run = trained_copy(file, tmp_path, **options_of("imagenet", data))
@@ -220,6 +221,7 @@ def test_what_is_not_checked_says_so(data: str, tmp_path: Path, capsys: pytest.C
     assert facts["checked"].startswith("unchecked: ")
 
 
+@pytest.mark.slow
 def test_other_samples_than_train_validated(data: str, tmp_path: Path) -> None:
     """train() drops samples that open_data(config) has: only an evaluation of these is wrong."""
     run_begins = "run = raydali.TrainingRun(config"
@@ -234,6 +236,7 @@ def test_other_samples_than_train_validated(data: str, tmp_path: Path) -> None:
         assert len([*csv.DictReader(rows)]) == 2
 
 
+@pytest.mark.slow
 def test_files_and_weights_that_have_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = changed_copy("imagenet", {}, tmp_path)
     few_digits(tmp_path / "data")

@@ -94,6 +94,7 @@ def test_each_file_has_a_row_in_the_order_of_the_listing(
     ("given", "spins"),
     [({}, "0"), pytest.param({"OMP_WAIT_POLICY": "active"}, "30000000000", marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_threads_sleep_while_they_wait(
     run: RunFolder, digits: list[Path], tmp_path: Path, given: dict[str, str], spins: str
 ) -> None:
@@ -189,6 +190,7 @@ def test_odd_names_of_files_and_classes(
     assert run.read("worst.png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_terminal_is_shown_printable_names(tmp_path: Path) -> None:
     """The command itself, for a strict terminal of ASCII: warnings, and the error."""
     data = tmp_path / os.fsdecode(b"data\xff")

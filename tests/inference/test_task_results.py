@@ -104,6 +104,7 @@ def test_shards_without_labels(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
 # Several labels
 
 
+@pytest.mark.slow
 def test_several_labels(tmp_path: Path) -> None:
     files = sorted(Path(digits_folder(), "val").glob("*/*"))[::7]
     truth = [[int(file.parent.name) % 2, int(int(file.parent.name) > 6), 0] for file in files]
@@ -300,6 +301,7 @@ def test_whole_images_of_any_size_are_restored(restoration_run: RunFolder, tmp_p
 # Videos
 
 
+@pytest.mark.slow
 def test_rotated_videos_are_evaluated_as_upright_ones(tmp_path: Path) -> None:
     run = made_run(tmp_path, video, video.DISCS, DIRECTIONS)
     for i, rotation in enumerate(ROTATIONS):

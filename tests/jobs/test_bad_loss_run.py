@@ -81,6 +81,7 @@ def test_stop_ends_all_ranks_with_the_step_the_command_and_the_checkpoint(
     assert [row["step"] for row in rows] == steps_of(root, "uniform")
 
 
+@pytest.mark.slow
 def test_skip_ends_a_run_in_which_no_step_is_good(tmp_path: Path, root: Path) -> None:
     loss = "criterion(trained(images), labels)"
     job = changed_copy("imagenet", {loss: f"{loss} * float('nan')"}, tmp_path)
@@ -90,12 +91,14 @@ def test_skip_ends_a_run_in_which_no_step_is_good(tmp_path: Path, root: Path) ->
     assert mentions(str(raised.value), "64 steps in a row step 63 nan --name")
 
 
+@pytest.mark.slow
 def test_stop_names_what_goes_on_if_the_run_is_sharded(tmp_path: Path, root: Path, job: Path) -> None:
     with pytest.raises(AssertionError) as raised:
         planted_run(job, root, tmp_path, workers=2, on_bad_loss="stop", shard="all")
     assert mentions(str(raised.value), "--on-bad-loss skip without --shard")
 
 
+@pytest.mark.slow
 def test_by_default_a_jump_is_told_and_the_checkpoint_before_it_is_kept(tmp_path: Path, root: Path) -> None:
     changes = {"criterion(trained(images), labels)": "criterion(trained(images), labels) * jump(images)"}
     jump = """def jump(images):

@@ -71,6 +71,7 @@ def rows(folder: RunFolder) -> list[tuple[Any, ...]]:
     return list(zip(*(table[name].to_pylist() for name in ("step", "micro_batch", "id", "replaced_by")), strict=True))
 
 
+@pytest.mark.slow
 def test_order_stays_and_the_trace_names_what_stood_in(alone: tuple[RunFolder, Any], data: Data) -> None:
     folder, _ = alone
     found = rows(folder)
@@ -154,6 +155,7 @@ def folder_with_events(folder: RunFolder, path: Path) -> RunFolder:
     return other
 
 
+@pytest.mark.slow
 def test_too_many_stop_all_ranks_together_with_the_list(tmp_path: Path, data: Data) -> None:
     config = replace(CONFIG, max_bad_fraction=0.01)  # 4 of 479
     ends = [ended for _, ended in run_ranks(3, reported, config, data, folder_of(tmp_path))]

@@ -249,6 +249,7 @@ def test_all_weights_get_gradients_even_from_empty_images(name: str) -> None:
             assert ((boxes >= 0) & (boxes <= 96)).all() and (labels <= 3).all()
 
 
+@pytest.mark.slow
 def test_boxes_in_16_bits_are_as_exact_as_in_32() -> None:
     """Anchors and boxes stay in float32: bfloat16 would round coordinates above 256 to multiples of 2."""
     torch.manual_seed(0)

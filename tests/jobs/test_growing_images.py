@@ -71,6 +71,7 @@ def test_each_size_has_its_ceiling(tmp_path: Path, digits: Data) -> None:
     assert [row["ceiling_images_per_second"] for row in rows] == [first, second, second]
 
 
+@pytest.mark.slow
 def test_a_short_run_measures_what_all_sizes_cost(tmp_path: Path, digits: Data) -> None:
     config = replace(GROWING, ceiling=True, epochs=9, image_size="32:64@6-7")
     (messages,) = run_ranks(1, measured, config, digits, folder_of(tmp_path), 0.5)

@@ -113,6 +113,7 @@ def test_a_short_demo_beats_its_input_and_draws_it(tmp_path: Path) -> None:
     assert sheet.width > 3 * 192 and sheet.height > ROWS_SHOWN * 192
 
 
+@pytest.mark.slow
 def test_unusable_pairs_are_left_out_and_too_many_end_the_run(tmp_path: Path) -> None:
     root = write_pairs(tmp_path / "pairs")
     (root / "test/gt/scene/03.png").write_bytes(b"no image")
@@ -147,6 +148,7 @@ def drawing_slowly(*args: Any) -> None:
         in_single(*args)
 
 
+@pytest.mark.slow
 def test_drawing_is_a_part_of_validation_on_all_ranks(tmp_path: Path, pairs: Data) -> None:
     folder = folder_of(tmp_path)
     run_ranks(2, drawing_slowly, replace(CONFIG, epochs=1), pairs, folder)

@@ -68,7 +68,9 @@ def assert_equal(folder: RunFolder, weights: dict[str, np.ndarray], expected: Ru
     assert distance(weights, expected[0]) < 1e-9
 
 
-@pytest.mark.parametrize(("world_size", "shard", "batch_size"), [(2, "all", 48), (4, 2, 16)])
+@pytest.mark.parametrize(
+    ("world_size", "shard", "batch_size"), [(2, "all", 48), pytest.param(4, 2, 16, marks=pytest.mark.slow)]
+)
 def test_losses_and_weights_are_those_of_one_worker(
     tmp_path: Path, digits: Data, alone: tuple[RunFolder, Run], world_size: int, shard: Any, batch_size: int
 ) -> None:
@@ -87,6 +89,7 @@ def test_losses_and_weights_are_those_of_one_worker(
         torch.testing.assert_close(tensor, load(alone[0].read(best))[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_network_without_blocks_is_gathered_as_a_whole_and_its_batchnorm_is_as_unsharded(
     tmp_path: Path, digits: Data
 ) -> None:
@@ -148,6 +151,7 @@ def fill_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(
     tmp_path: Path, digits: Data, alone: tuple[RunFolder, Run]
 ) -> None:

@@ -77,6 +77,7 @@ def test_models_by_name() -> None:
         check_video_model("mvit_v2_s", 8, 112)
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_weights_and_freezes(tmp_path: Path, discs: Data) -> None:
     torch.manual_seed(7)
     file = tmp_path / "clips.safetensors"

@@ -82,6 +82,7 @@ def test_resumes_on_other_workers_lose_and_repeat_nothing(tmp_path: Path, digits
     assert distance(weights, undisturbed) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_after_an_epoch_goes_on_on_its_course(tmp_path: Path, digits: Data, alone: Run) -> None:
     folder = folder_of(tmp_path)
     run_ranks(2, in_double, replace(CONFIG, stop_after=1), digits, folder)
@@ -118,6 +119,7 @@ BCE: dict[str, Any] = {"loss": "bce", "bce_threshold": 0.2}
     ],
     ids=lambda changes: changes["optimizer"] if isinstance(changes, dict) else "",
 )
+@pytest.mark.slow
 def test_recipes_train_alike_on_1_to_3_workers_and_across_resumes(
     tmp_path: Path, digits: Data, changes: dict[str, Any], bound: float
 ) -> None:
@@ -136,6 +138,7 @@ def test_recipes_train_alike_on_1_to_3_workers_and_across_resumes(
         assert other["validation"]["loss"] == pytest.approx(row["validation"]["loss"], rel=bound)
 
 
+@pytest.mark.slow
 def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, epochs=1, mixup=0.2, ema_decay=0.9, precision="bf16", checkpoint_every=2)
     runs = {}
@@ -154,6 +157,7 @@ def test_measuring_the_ceiling_leaves_no_trace_in_the_run(tmp_path: Path, digits
     assert measured["validation"]["loss"] == unmeasured["validation"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_ceiling_unless_something_changed(tmp_path: Path, digits: Data) -> None:
     config = replace(CONFIG, ceiling=True, checkpoint_every=2)
     beside: dict[str, Any] = {"hang_timeout": 60.0, "checkpoint_every": 3}

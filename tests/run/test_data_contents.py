@@ -195,6 +195,7 @@ def test_an_object_of_the_same_size_is_named_by_its_etag(
     assert compared_contents(run, [by_arrow]) == ("", {})
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_store_is_the_same_data(
     tmp_path: Path, bucket: Callable[[dict[str, bytes]], LabeledFiles]
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_copy_in_another_store_is_the_same_data(
         assert mentions(words, f"1 80 files {local}/cat/0001.jpg")
 
 
+@pytest.mark.slow
 def test_a_list_of_keys_learns_their_etags_at_the_start(
     tmp_path: Path, bucket: Callable[[dict[str, bytes]], LabeledFiles]
 ) -> None:

@@ -108,6 +108,7 @@ def test_gradients_and_statistics_stay_the_same(network: Callable[[], nn.Module]
     assert [*changed.state_dict()] == [*model.state_dict()]
 
 
+@pytest.mark.slow
 def test_a_compiled_network_counts_batches_once() -> None:
     torch.manual_seed(0)
     model = residual_digits(10).double()
@@ -190,6 +191,7 @@ def train_copy(file: Path, folder: RunFolder, **options: Any) -> tuple[list[str]
     return [str(message) for message in session.messages if "blocks" in str(message)], weights
 
 
+@pytest.mark.slow
 def test_a_job_may_name_its_blocks(tmp_path: Path) -> None:
     job, folders = (
         changed_copy("imagenet", BLOCKS, tmp_path),

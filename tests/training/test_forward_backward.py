@@ -71,6 +71,7 @@ def test_the_loss_is_the_micro_batches_own_and_carries_no_graph() -> None:
     assert loss.item() == pytest.approx(nn.functional.cross_entropy(network()(images), labels).item())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config as inductor
 

@@ -56,6 +56,7 @@ def test_images_show_their_digit(folder: Path) -> None:
         assert np.corrcoef(small, source.data[int(file.stem)])[0, 1] > 0.95
 
 
+@pytest.mark.slow
 def test_writers_at_once_get_one_copy_of_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_pairs_and_videos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert mentions(caplog.text, "1 .wmv a MP4")
 
 
+@pytest.mark.slow
 def test_verify_tells_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder(tmp_path, 3, {})
     grow(tmp_path, ["0/1.svg", "0/2.svg", "1/.hidden/1.jpg"])

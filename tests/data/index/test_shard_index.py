@@ -58,6 +58,7 @@ def test_small_members_are_read_over(flaky_s3: FlakyS3) -> None:
 
 
 @pytest.mark.usefixtures("tar_cache")
+@pytest.mark.slow
 def test_of_large_records_the_fields_are_read(flaky_s3: FlakyS3) -> None:
     images = [(bytes(len(image)), i % 7) for i, image in enumerate(_members(160_000).values()) if len(image) > 9]
     shard = tfrecords(images)

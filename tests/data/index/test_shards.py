@@ -88,8 +88,7 @@ def pixels(
     ("format", "name"),
     [
         *((format, "dali") for format in ("tar", "tfrecord", "parquet")),
-        ("tar", "torch"),
-        *(pytest.param(format, "torch", marks=pytest.mark.slow) for format in ("tfrecord", "parquet")),
+        *(pytest.param(format, "torch", marks=pytest.mark.slow) for format in ("tar", "tfrecord", "parquet")),
     ],
 )
 def test_every_image_once_across_a_resume_on_other_workers(

@@ -127,6 +127,7 @@ values = (
     label=st.integers(0, 2**63 - 1),
     packed=st.booleans(),
 )
+@pytest.mark.slow
 def test_what_protobuf_writes_is_read(
     others: dict[str, Value], image: bytes, label: int, packed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

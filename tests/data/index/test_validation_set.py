@@ -264,6 +264,7 @@ def test_lists_and_shards_are_split_if_asked(tmp_path: Path) -> None:
         train_and_val(str(tmp_path / "all.csv"), str(tmp_path / "all.csv"), val_fraction=0.1)
 
 
+@pytest.mark.slow
 def test_folders_in_object_stores(s3: PutObjects, gcs: dict[str, bytes], tmp_path: Path) -> None:
     s3("split", {f"pets/{name}": b"" for name in PETS} | {f"x/{part}/cat/1.jpg": b"" for part in ("train", "val")})
     gcs |= {f"pets/{name}": b"" for name in PETS}

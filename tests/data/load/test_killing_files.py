@@ -91,6 +91,7 @@ def test_dali_gets_no_file_that_ends_a_child_process(tmp_path: Path, monkeypatch
     assert_found(quarantine, source, "did not end within 30 s")
 
 
+@pytest.mark.slow
 def test_a_child_process_that_dies_in_a_later_batch_dies_of_the_file_that_damaged_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

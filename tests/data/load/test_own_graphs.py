@@ -63,7 +63,7 @@ def images(source: LabeledFiles, kind: type[TrainImages]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "kind", [Flipped, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Rand, Trivial)), Auto]
+    "kind", [Flipped, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Rand, Trivial, Auto))]
 )
 def test_some_samples_are_augmented_and_none_is_another(source: LabeledFiles, kind: type[TrainImages]) -> None:
     plain, augmented = images(source, TrainImages), images(source, kind)

@@ -35,7 +35,7 @@ FEW = Stream(samples=60, epochs=1, batch_size=4, global_batch_size=4, seed=3)
 TRAIN = TrainImages(image_size=16, seed=3)
 
 
-@pytest.fixture(params=["dali", "torch"])
+@pytest.fixture(params=["dali", pytest.param("torch", marks=pytest.mark.slow)])
 def name(request: pytest.FixtureRequest) -> LoaderName:
     name: LoaderName = request.param
     return name

@@ -99,6 +99,7 @@ def folders(path: Path, number: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.slow
 def test_with_room_for_all_the_bucket_is_read_once(tmp_path: Path, nodes: int) -> None:
     bucket = Bucket()
     for start in range(2):  # a restart keeps the entries
@@ -111,7 +112,7 @@ def test_with_room_for_all_the_bucket_is_read_once(tmp_path: Path, nodes: int) -
     assert sum(held) == SAMPLES and min(held) > 0.85 * SAMPLES / nodes
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_the_hit_rate_is_the_capacity(tmp_path: Path, share: float) -> None:
     size = int(share * SAMPLES * (BYTES + END_BYTES) / 2)
     with group(folders(tmp_path, 2), size) as nodes:
@@ -124,6 +125,7 @@ def test_the_hit_rate_is_the_capacity(tmp_path: Path, share: float) -> None:
         assert 1 - len(bucket.read) / SAMPLES == pytest.approx(share, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_third_node_takes_what_the_others_have(tmp_path: Path) -> None:
     bucket = Bucket()
     with group(folders(tmp_path, 2), 10**8) as nodes:
@@ -138,6 +140,7 @@ def test_a_third_node_takes_what_the_others_have(tmp_path: Path) -> None:
     assert {new for _, new in moved} == {third} and len(moved) <= 1.1 * SAMPLES / 3
 
 
+@pytest.mark.slow
 def test_the_part_of_a_node_that_is_gone_is_read_from_the_bucket_once(tmp_path: Path) -> None:
     three = folders(tmp_path, 3)
     with group(three, 10**8) as nodes:
@@ -174,6 +177,7 @@ def test_a_server_that_refuses_connections_costs_reads_of_the_bucket(tmp_path: P
     assert sorted(bucket.read) == sorted(PARTS)
 
 
+@pytest.mark.slow
 def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket()
     monkeypatch.setattr(storage, "fetch", bucket.fetch)
@@ -205,7 +209,7 @@ def test_forks_read_at_the_same_time_and_copy_what_they_read(tmp_path: Path, mon
         assert not bucket.read
 
 
-@pytest.mark.parametrize("owner", [0, 1])
+@pytest.mark.parametrize("owner", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_damaged_entry_is_read_again_and_replaced(tmp_path: Path, owner: int) -> None:
     with group(folders(tmp_path, 2), 10**8) as nodes:
         epoch(nodes, Bucket(), 0, PARTS[:240])

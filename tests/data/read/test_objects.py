@@ -51,6 +51,7 @@ def test_contents_counts_and_errors_are_those_of_one_process() -> None:
     assert isinstance(error, FileNotFoundError) and mentions(str(error), "s3://apart/gone.jpg")
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert contents(PARTS) == [*CONTENTS.values()]
@@ -60,6 +61,7 @@ def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) ->
     assert len(readers()) == 16 * 2 // 3 // 2
 
 
+@pytest.mark.slow
 def test_killed_processes_are_replaced() -> None:
     read_objects(PARTS)
     killed = readers()
@@ -71,6 +73,7 @@ def test_killed_processes_are_replaced() -> None:
     assert readers() - killed
 
 
+@pytest.mark.slow
 def test_they_read_through_the_cache_and_make_their_copies_at_the_end(tmp_path: Path) -> None:
     with group([tmp_path / "a", tmp_path / "b"], 10**8) as (one, other):
         with through_cache(one.make):
@@ -83,6 +86,7 @@ def test_they_read_through_the_cache_and_make_their_copies_at_the_end(tmp_path: 
         assert counts.requests == 0 and counts.hits + counts.peer_hits == 40 and counts.hits and counts.peer_hits
 
 
+@pytest.mark.slow
 def test_what_they_warn_of_is_said_here_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/s3-apart.unversioned").write_text("where a folder of entries has to be")

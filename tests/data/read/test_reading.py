@@ -114,6 +114,7 @@ def test_slow_python_is_distinguished_from_decoding_and_reading(
     assert computed == pytest.approx(calls * 0.01, rel=0.5)
 
 
+@pytest.mark.slow
 def test_files_are_written_and_read_after_the_store_recovers(flaky_s3: FlakyS3) -> None:
     """The 30 tries of pyarrow take 6 s; after them ours begin, each with a warning."""
     warnings: list[str] = []

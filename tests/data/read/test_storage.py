@@ -60,6 +60,7 @@ def test_a_process_opens_a_store_once_and_for_itself(remote: LabeledFiles, monke
     assert storage.file_system(remote.root) is not opened
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_after_seconds_is_awaited(flaky_s3: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """AWS' own client asks again after 3 s, again and again."""
     RunFolder("s3://bucket/runs", "run").write_json("config.json", {})
@@ -71,7 +72,7 @@ def test_a_server_that_answers_after_seconds_is_awaited(flaky_s3: FlakyS3, monke
     assert (len(found), flaky_s3.calls) == (2, 1)
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize("name", ["dali", pytest.param("torch", marks=pytest.mark.slow)])
 def test_training_batches_are_the_local_ones(name: LoaderName, local: LabeledFiles, remote: LabeledFiles) -> None:
     stream = Stream(samples=20, epochs=3, batch_size=4, global_batch_size=8, seed=1)
     with make_loader(name, local, TRAIN, stream) as ours, make_loader(name, remote, TRAIN, stream) as theirs:
@@ -83,7 +84,7 @@ def test_training_batches_are_the_local_ones(name: LoaderName, local: LabeledFil
         assert torch.equal(one["labels"], other["labels"])
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize("name", ["dali", pytest.param("torch", marks=pytest.mark.slow)])
 def test_validation_batches_are_the_local_ones(name: LoaderName, local: LabeledFiles, remote: LabeledFiles) -> None:
     order = OrderedPass(samples=20, batch_size=8)
     with make_loader(name, local, VALIDATION, order) as ours, make_loader(name, remote, VALIDATION, order) as theirs:
@@ -93,7 +94,7 @@ def test_validation_batches_are_the_local_ones(name: LoaderName, local: LabeledF
             assert all(torch.equal(one["images"], other["images"]) for one, other in batches)
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize("name", ["dali", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_vanished_object_is_named(name: LoaderName, remote: LabeledFiles) -> None:
     gone = remote.relocate(f"{remote.root}/gone")
     with (

@@ -83,7 +83,7 @@ def loaded(
         return {batch.micro_batch.number: batch for batch in loader}
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@pytest.mark.parametrize("name", ["dali", pytest.param("torch", marks=pytest.mark.slow)])
 def test_each_step_has_the_pixels_of_its_epochs_size(name: LoaderName, source: LabeledFiles) -> None:
     """They are those of a run whose images always have this size, on one rank or on three, and after a resume."""
     grown = loaded(name, GROWING, source)

@@ -98,6 +98,7 @@ def test_threads_of_onnxruntime_sleep_while_they_wait(monkeypatch: pytest.Monkey
     assert given[0].get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+@pytest.mark.slow
 def test_a_file_of_torch_export_is_loaded_by_torch_alone(run: RunFolder) -> None:
     export.main(options(run, "torch-export", output="model.pt2"))
     extra = {"raydali.json": ""}
@@ -125,6 +126,7 @@ def test_a_file_that_answers_otherwise_is_not_written(
     assert json.loads((here / "proof.json").read_text())["evaluate"] is None
 
 
+@pytest.mark.slow
 def test_without_one_sound_image_the_first_is_named(run: RunFolder, here: Path) -> None:
     first, *_ = broken = [here / f"data/{name}/1.jpg" for name in CLASSES]
     for file in broken:

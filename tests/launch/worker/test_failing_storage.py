@@ -111,6 +111,7 @@ def resumed_at(folder: RunFolder, data: Data) -> int:
     return int(next(row["step"] for row in rows if row["event"] == "start"))
 
 
+@pytest.mark.slow
 def test_rows_after_the_resumed_checkpoint_are_rewritten(tmp_path: Path) -> None:
     """The newest, behind the first epoch's line, is broken: its epoch and its samples are done again."""
     folder, digits = folder_of(tmp_path), few_digits(tmp_path / "digits")

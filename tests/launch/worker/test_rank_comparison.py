@@ -85,7 +85,9 @@ def test_of_three_ranks_the_odd_one_is_named(tmp_path: Path, digits: Data) -> No
     assert (len(folder.rows(EVENTS)), newest_step(folder)) == (1, 9)
 
 
-@pytest.mark.parametrize(("where", "step", "told"), [("momentum", 5, False), ("weight", 7, True)])
+@pytest.mark.parametrize(
+    ("where", "step", "told"), [pytest.param("momentum", 5, False, marks=pytest.mark.slow), ("weight", 7, True)]
+)
 def test_of_two_ranks_one_is_named_if_the_same_steps_tell(
     tmp_path: Path, digits: Data, where: Where, step: int, told: bool
 ) -> None:
@@ -101,7 +103,9 @@ def test_of_two_ranks_one_is_named_if_the_same_steps_tell(
     assert all(mentions(row["text"], "rank 1 step 8 wrong") for row in found)
 
 
-@pytest.mark.parametrize(("world_size", "why"), [(2, "software"), (3, "device away")])
+@pytest.mark.parametrize(
+    ("world_size", "why"), [pytest.param(2, "software", marks=pytest.mark.slow), (3, "device away")]
+)
 def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data, world_size: int, why: str) -> None:
     folder, always = folder_of(tmp_path), Fault("weight", 5, None)
     assert "" not in {kind for kind, _ in run_ranks(world_size, outcome, CONFIG, digits, folder, always)}
@@ -116,6 +120,7 @@ def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data,
 @pytest.mark.parametrize(
     ("where", "copies", "again"), [("weight", 2, True), pytest.param("momentum", 3, False, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_of_sharded_copies_a_shard_that_differs_is_named(
     tmp_path: Path, digits: Data, where: Where, copies: int, again: bool
 ) -> None:

@@ -293,7 +293,9 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
     return same, ceiling.images_per_second, steps
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bf16", "fp16"))]
+)
 def test_a_rehearsal_leaves_no_trace(precision: PrecisionName) -> None:
     same, ceiling, steps = rehearsal_of_rank(precision, True)
     assert same and ceiling is not None and ceiling > 0 and steps >= 1 + 1 + 3

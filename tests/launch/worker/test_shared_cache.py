@@ -30,7 +30,9 @@ from tests.support.trees import bytes_of
 CONFIG = replace(SHORT, data="s3://digits", epochs=1, global_batch_size=32)
 
 
-@pytest.fixture(params=["a file", "a file above it", "a read-only disk"])
+@pytest.fixture(
+    params=["a file", *(pytest.param(each, marks=pytest.mark.slow) for each in ("a file above it", "a read-only disk"))]
+)
 def unusable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A folder that cannot be made or written."""
     place = tmp_path / "kept"
@@ -74,7 +76,10 @@ KEYS = [f"{label}/{number}.jpg" for label in ("cat", "dog") for number in range(
 FIRST = {key: key.encode().ljust(100) for key in KEYS}
 
 
-@pytest.mark.parametrize(("kind", "size"), [("folder", 100), ("folder", 250), ("list", 100), ("tar", 100)])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("folder", 250), *(pytest.param(kind, 100, marks=pytest.mark.slow) for kind in ("folder", "list", "tar"))],
+)
 def test_objects_that_were_replaced_are_read_again(
     kind: str, size: int, tmp_path: Path, s3: PutObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

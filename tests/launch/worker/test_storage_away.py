@@ -117,6 +117,7 @@ def test_all_ranks_report_the_same_of_a_dead_file_server(saved: tuple[RunFolder,
 
 
 @pytest.mark.parametrize("seconds", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.3, 6, 20))])
+@pytest.mark.slow
 def test_checkpoints_are_read_once_a_busy_store_answers_again(flaky_s3: FlakyS3, seconds: float) -> None:
     folder = RunFolder("s3://bucket/runs", "run")
     folder.create()

@@ -198,6 +198,7 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_fits(
         failing(0).train()
 
 
+@pytest.mark.slow
 def test_only_some_epochs_are_validated(tmp_path: Path) -> None:
     """After a resume in an epoch that is not validated, too; the last epoch always is."""
     config = replace(CONFIG, epochs=6, validate_every=4)
@@ -227,6 +228,7 @@ def test_a_resume_needs_the_weights_of_each_network_but_those_of_an_average(tmp_
         loop.run.register_state(model=loop.model, optimizer=loop.optimizer, **others)
 
 
+@pytest.mark.slow
 def test_a_validation_is_compiled_if_it_pays_and_by_a_resume_only_when_it_validates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,8 @@ def fused(model: nn.Module) -> Callable[..., torch.Tensor]:
     ("build", "count"),
     [
         (lambda: timm.create_model("resnetv2_18"), 17),  # BatchNorm before convolutions
-        (lambda: timm.create_model("resnet18d"), 22),  # a stem of three convolutions, and three blocks that downsample
+        # A stem of three convolutions, and three blocks that downsample.
+        pytest.param(lambda: timm.create_model("resnet18d"), 22, marks=pytest.mark.slow),
         pytest.param(torchvision.models.resnet50, 53, marks=pytest.mark.slow),
         pytest.param(torchvision.models.convnext_tiny, 0, marks=pytest.mark.slow),
         pytest.param(torchvision.models.mobilenet_v2, 0, marks=pytest.mark.slow),  # ReLU6
@@ -156,6 +157,7 @@ def sync_layers_of_rank() -> tuple[int, str]:
     return found_in(model.to(memory_format=torch.channels_last), 2, 8, 9, 9)
 
 
+@pytest.mark.slow
 def test_layers_that_are_synchronised() -> None:
     ((found, code),) = run_ranks(1, sync_layers_of_rank)
     assert found == 3

@@ -13,7 +13,14 @@ from tests.support.messages import mentioning
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("vit_b_16", 32), ("vit_b_32", 64), ("swin_t", 32), ("regnet_y_400mf", 32), ("digits", 5)]
+    ("name", "size"),
+    [
+        pytest.param("vit_b_16", 32, marks=pytest.mark.slow),
+        ("vit_b_32", 64),
+        ("swin_t", 32),
+        ("regnet_y_400mf", 32),
+        ("digits", 5),
+    ],
 )
 def test_a_model_is_built_for_the_size_that_is_asked_for(name: str, size: int) -> None:
     check_model(name, size)

@@ -118,6 +118,7 @@ def test_a_sample_skips_a_branch_or_gets_it_scaled(synchronized: bool) -> None:
     torch.testing.assert_close(model(images)[:, 0, 0, 0], outputs)
 
 
+@pytest.mark.slow
 def test_it_compiles_as_one_graph() -> None:
     model = build_model("resnet18", 2, drop_path=0.5)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)

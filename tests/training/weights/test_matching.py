@@ -207,7 +207,7 @@ def test_a_vision_transformer_at_another_size(tmp_path: Path) -> None:
     [
         ("convnext_atto", "pth"),
         ("resnet10t", "safetensors"),
-        ("vit_tiny_patch16_224", "safetensors"),
+        pytest.param("vit_tiny_patch16_224", "safetensors", marks=pytest.mark.slow),
         ("test_efficientnet", "pth"),
     ],
 )
