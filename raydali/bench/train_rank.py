@@ -204,9 +204,9 @@ def _make_step(
 ) -> tuple[Step, "ForwardBackward"]:
     import torch
 
+    from raydali.training.batchnorm import with_sync_batchnorm
     from raydali.training.blocks import recomputed
     from raydali.training.checkpoint_file import local
-    from raydali.training.forward_backward import with_sync_batchnorm
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
     from raydali.training.weights.undrawn import undrawn

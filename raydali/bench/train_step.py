@@ -41,7 +41,8 @@ def optimizer_step(
     """
     import torch
 
-    from raydali.training.forward_backward import ForwardBackward, RunningStatistics
+    from raydali.training.batchnorm import RunningStatistics
+    from raydali.training.forward_backward import ForwardBackward
     from raydali.training.optim import build_optimizer
 
     updates = build_optimizer(optimizer, model, learning_rate=0.0, weight_decay=5e-5, nesterov=True)

@@ -14,14 +14,10 @@ from torchvision.models.resnet import BasicBlock, resnet18
 
 from raydali.host.hardware import PrecisionName
 from raydali.measure.allreduce_wait import AllReduceTimer
+from raydali.training.batchnorm import with_sync_batchnorm
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.finetuning import freeze
-from raydali.training.forward_backward import (
-    WARM_UP_STEPS_OF_DDP,
-    ForwardBackward,
-    Precision,
-    with_sync_batchnorm,
-)
+from raydali.training.forward_backward import WARM_UP_STEPS_OF_DDP, ForwardBackward, Precision
 from raydali.training.models.factories import set_drop_path
 from raydali.training.models.small_images import digits_network
 from raydali.training.worker import Worker

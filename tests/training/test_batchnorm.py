@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from raydali.training.forward_backward import RunningStatistics, with_sync_batchnorm
+from raydali.training.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.training.worker import Worker
 from tests.support.ranks import run_ranks
 

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from raydali.errors import UsageError
+from raydali.training.batchnorm import RunningStatistics
 from raydali.training.evaluation.validation import evaluating
 from raydali.training.finetuning import freeze, learning_rate_scales
-from raydali.training.forward_backward import ForwardBackward, Precision, RunningStatistics
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.models.classification import build_model, head_names, on_meta
 from raydali.training.models.small_images import digits_network
 from raydali.training.optim import build_optimizer

@@ -23,10 +23,10 @@ from raydali.run.events import BadLoss
 from raydali.run.folder import EPOCHS, EVENTS
 from raydali.run.model_file import BestWeights, best_metric
 from raydali.run.sample_trace import SampleTrace, drop_samples
+from raydali.training.batchnorm import RunningStatistics
 from raydali.training.checkpoint_file import Snapshot, Snapshots, is_finite, sharded_like
 from raydali.training.checkpoint_parts import split
 from raydali.training.evaluation.reference import Reference
-from raydali.training.forward_backward import RunningStatistics
 from raydali.training.optim import load_optimizer
 from raydali.training.worker import Worker
 

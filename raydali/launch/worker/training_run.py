@@ -50,11 +50,12 @@ from raydali.run.early_end import early_end
 from raydali.run.events import Left, Notice
 from raydali.run.messages import Note
 from raydali.run.model_file import BestWeights
+from raydali.training.batchnorm import RunningStatistics, with_sync_batchnorm
 from raydali.training.blocks import recomputed, repeated_blocks
 from raydali.training.evaluation.reference import Reference, ReferenceWatch
 from raydali.training.evaluation.validation import ValidationForward, ValidationPass
 from raydali.training.finetuning import freeze
-from raydali.training.forward_backward import ForwardBackward, RunningStatistics, with_sync_batchnorm
+from raydali.training.forward_backward import ForwardBackward
 from raydali.training.weights.undrawn import undrawn
 from raydali.training.worker import NOTICES
 

@@ -14,8 +14,8 @@ from raydali.launch.worker.rank_comparison import RankComparison
 from raydali.launch.worker.run_state import RunState
 from raydali.measure.meter import EpochMeter
 from raydali.run.checkpoints import CheckpointStore
+from raydali.training.batchnorm import RunningStatistics
 from raydali.training.checkpoint_file import is_finite
-from raydali.training.forward_backward import RunningStatistics
 from tests.support.digits import digits_data
 from tests.support.messages import mentioning
 from tests.support.ranks import LocalSession, folder_of

@@ -14,8 +14,9 @@ from torch.fx import Graph, GraphModule
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from raydali.training.batchnorm import with_sync_batchnorm
 from raydali.training.finetuning import freeze
-from raydali.training.forward_backward import ForwardBackward, Precision, with_sync_batchnorm
+from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.fused import layers, operators, passes
 from raydali.training.models.factories import set_drop_path
 from raydali.training.models.normalized import Normalized

@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from raydali.errors import UsageError
-from raydali.training.forward_backward import with_sync_batchnorm
+from raydali.training.batchnorm import with_sync_batchnorm
 from raydali.training.models.classification import build_model
 from raydali.training.models.factories import set_drop_path
 from tests.support.messages import mentioning
