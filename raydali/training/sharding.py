@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from raydali.errors import UsageError
 from raydali.training.blocks import repeated_blocks
 from raydali.training.checkpoint_file import is_sharded
 from raydali.training.worker import Worker
@@ -58,7 +59,13 @@ class Sharding:
 
         Returns:
             Whether there are blocks; otherwise the whole network is gathered at once.
+
+        Raises:
+            UsageError: a parameter is a scalar, which has no rows.
         """
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                raise UsageError(f"--shard cannot shard {name}, a scalar: give it the shape (1,), or leave --shard out")
         blocks = [*blocks_of(model)]
         # BatchNorm computes with weights in float32 only.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

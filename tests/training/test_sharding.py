@@ -85,6 +85,17 @@ def compiled_functions() -> int:
     return int(counters["frames"]["ok"])
 
 
+def with_a_scalar() -> None:
+    model = nn.ParameterDict({"weight": torch.ones(4), "scale": torch.ones(())})
+    worker = Worker.join(CPU, cpus=1, node="")
+    Sharding(worker, worker.world_size, torch.float32, several=False).shard(model)
+
+
+def test_a_scalar_is_refused_by_name() -> None:
+    with pytest.raises(AssertionError, match=r"UsageError: --shard cannot shard scale, .*shape \(1,\)"):
+        run_ranks(1, with_a_scalar)
+
+
 @pytest.mark.slow  # Inductor compiles C++
 def test_equal_blocks_share_compiled_code() -> None:
     assert run_ranks(1, compiled_functions) == [1]
