@@ -22,7 +22,7 @@ from raydali.data.read.reading import with_retry
 from raydali.data.read.storage import reason
 from raydali.errors import StorageAway, StorageError, SupersededError
 from raydali.run.events import CheckpointFailed, CheckpointRefused, Event, FirstCheckpoint
-from raydali.run.find import MANIFEST, REFUSED, complete_ones, lost_checkpoint, name_of, newest_first, step_of
+from raydali.run.find import KEPT, MANIFEST, REFUSED, complete_ones, lost_checkpoint, name_of, newest_first, step_of
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BestWeights
 from raydali.training import checkpoint_file
@@ -33,8 +33,6 @@ from raydali.training.worker import Worker
 if TYPE_CHECKING:
     from raydali.training.sharding import Sharding
 
-KEPT = 3
-"""Number of the newest checkpoints to keep; older ones are deleted."""
 MOST_PROTECTED = 3
 """Number of the first bad steps whose checkpoints are kept, see `CheckpointStore.protect`."""
 MAX_FAILURES, MAX_SECONDS = 5, 600.0

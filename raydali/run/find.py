@@ -17,6 +17,8 @@ from raydali.run.model_file import best_file
 
 MANIFEST, REFUSED = "manifest.json", "refused.json"
 """The file that makes a checkpoint complete, and the name that it gets if the checkpoint cannot be used."""
+KEPT = 3
+"""Number of the newest checkpoints to keep; the oldest is deleted after the next one is written."""
 FolderKind = Literal["empty", "run", "stuck", "foreign"]
 _WEIGHTS = ".safetensors", ".pt", ".pth"
 

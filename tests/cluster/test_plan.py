@@ -63,6 +63,8 @@ def test_a_plan_names_all_figures_and_writes_nothing_to_the_run(env: dict[str, s
     assert took == pytest.approx(found["run_seconds"], rel=0.5)  # other tests load the machine
     rows = RunFolder(str(storage), "mine").rows("epochs.jsonl")
     assert [row["epoch"] for row in rows if row["validation"] is not None] == list(range(3, 40, 4))
+    kept, best = (sum(file.stat().st_size for file in storage.glob(f"mine/{of}/*")) for of in ("checkpoint_*", "best"))
+    assert found["disk_bytes"] == pytest.approx(kept * 4 / 3 + best, rel=0.1)  # one more before the oldest is deleted
 
 
 @pytest.mark.slow

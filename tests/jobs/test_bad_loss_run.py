@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydali.run.checkpoints import KEPT
 from raydali.run.events import BadLoss
-from raydali.run.find import newest_first, step_of
+from raydali.run.find import KEPT, newest_first, step_of
 from raydali.run.folder import RunFolder
 from raydali.training.checkpoint_file import tensors_in
 from tests.support.copied_jobs import changed_copy

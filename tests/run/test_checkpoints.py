@@ -13,8 +13,9 @@ import safetensors.torch
 import torch
 
 from raydali.errors import StorageError
-from raydali.run.checkpoints import KEPT, CheckpointStore
+from raydali.run.checkpoints import CheckpointStore
 from raydali.run.events import Event
+from raydali.run.find import KEPT
 from raydali.run.folder import RunFolder
 from raydali.run.model_file import BEST, BestWeights, read_model
 from raydali.training import checkpoint_file

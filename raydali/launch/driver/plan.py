@@ -21,7 +21,7 @@ from raydali.options.every_job import TrainingOptions
 from raydali.output import gpu_names, show, write_json
 from raydali.report.console import Console
 from raydali.report.html.text import NOT_MEASURED
-from raydali.run.find import name_of, newest_step
+from raydali.run.find import KEPT, name_of, newest_step
 from raydali.run.folder import CONFIG, EPOCHS, EVENTS, RunFolder
 from raydali.run.ledger import LEDGER
 from raydali.run.messages import Message, Note, RankWarning
@@ -186,7 +186,7 @@ def _forecast(
     # A global batch that was not given grows with the number of workers.
     batches = {count: batch if options.global_batch_size else batch * count // workers for count in {workers, *others}}
     rows = {count: run.row(count, of) for count, of in sorted(batches.items()) if count * settings["batch_size"] <= of}
-    kept = 3 + (run.epochs // settings["keep_epochs"] if settings["keep_epochs"] else 0)
+    kept = KEPT + 1 + (run.epochs // settings["keep_epochs"] if settings["keep_epochs"] else 0)
     row, seconds = rows[workers], run.costs(batch)
     cause = max(seconds, key=lambda name: seconds[name])
     verdict = measured.typical["verdict"]
