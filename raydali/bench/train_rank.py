@@ -209,7 +209,7 @@ def _make_step(
     from raydali.training.checkpoint_file import local
     from raydali.training.models.classification import build_model
     from raydali.training.models.normalized import Normalized
-    from raydali.training.weights.undrawn import undrawn
+    from raydali.training.weights.undrawn import draw_zeros, undrawn
 
     build = partial(build_model, task.model, max(MIN_CLASSES, len(source.classes)), task.image_size)
     model = (undrawn(build) if task.strategy == "shard" else build()).to(memory_format=task.layout)
@@ -222,8 +222,11 @@ def _make_step(
         sharding = Sharding(worker, worker.world_size, precision.dtype, several=task.micro_batches > 1)
         sharding.shard(model)
     model = model.to(worker.device)  # the buffers alone, if it is sharded
-    for parameter in model.parameters() if task.strategy == "shard" else ():
-        torch.nn.init.normal_(local(parameter.detach()), std=0.02)  # a host draws a billion weights in half a minute
+    for name, parameter in model.named_parameters() if task.strategy == "shard" else ():
+        is_scale = parameter.dim() == 1 and not name.endswith("bias")
+        # A host draws a billion weights in half a minute.
+        torch.nn.init.normal_(local(parameter.detach()), mean=float(is_scale), std=0.02)
+    draw_zeros([model])
     if task.strategy == "sync-bn":
         model = with_sync_batchnorm(model, worker.gradients, fused=task.compile and task.fused)
     images, _ = feed.resident

@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
-from raydali.bench import processes, train
+from raydali.bench import processes, train, train_rank
 from raydali.bench.processes import run_ranks
 from raydali.bench.synthetic import write_images
 from raydali.bench.train import METRICS, TrainBench, against_one_gpu
 from raydali.bench.train_rank import TrainTask, measure
+from raydali.data.index.labeled import LabeledFiles
 from raydali.errors import UsageError
+from raydali.training.forward_backward import Precision
+from raydali.training.worker import Worker
 from tests.support.messages import mentioning
+from tests.support.ranks import CPU
+from tests.support.ranks import run_ranks as run_gloo_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = TrainBench(
@@ -107,6 +112,38 @@ def test_ranks_train_together_and_end_quietly(
     assert not capfd.readouterr().err
     assert [list(each) for each in measured["rounds"]] == [["ceiling", "real", "alone"]]
     assert METRICS["real_images_per_second"](measured) > 0
+
+
+def gradients_of_zero(task: TrainTask, shard: bool) -> list[str]:
+    """The weights whose gradients are zero in a step."""
+    worker, precision = Worker.join(CPU, cpus=1, node="local"), Precision("fp32", CPU)
+    task = replace(task, world_size=worker.world_size, rank=worker.rank, strategy="shard" if shard else "ddp")
+    source = LabeledFiles.scan(task.root)
+    feed = train_rank.Feed(task, source, precision)
+    _, forward_backward = train_rank._make_step(task, feed, source, worker, precision)
+    forward_backward(*feed.resident)
+    of_all = forward_backward._model.named_parameters()
+    return [name for name, each in of_all if each.grad is None or not each.grad.any()]
+
+
+@pytest.mark.parametrize("shard", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_gradients_are_as_in_training_though_the_head_starts_at_zero(tmp_path: Path, shard: bool) -> None:
+    write_images(str(tmp_path), 16)
+    task = TrainTask(
+        loader="synthetic",
+        root=str(tmp_path),
+        batch_size=2,
+        image_size=32,
+        threads=1,
+        workers=1,
+        seconds=0,
+        gpus=0,
+        model="vit_b_16",
+        steps=1,
+        rounds=1,
+        precision="fp32",
+    )
+    assert run_gloo_ranks(2 if shard else 1, gradients_of_zero, task, shard) == [[], []][: 1 + shard]
 
 
 def test_against_one_gpu() -> None:

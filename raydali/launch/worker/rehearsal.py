@@ -38,6 +38,7 @@ from raydali.training.checkpoint_file import local, snapshot
 from raydali.training.cuda_graphs import WARM_UP_STEPS
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.optim import load_momenta
+from raydali.training.weights.undrawn import draw_zeros
 from raydali.training.worker import Worker
 
 MEASURED_SECONDS = 1.5
@@ -368,6 +369,7 @@ def disturbed(ranks: Sequence[Mapping[str, Any]]) -> str:
 def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precision) -> Iterator[None]:
     """Restore weights, buffers, momenta and the loss scale at the end of this context, bit for bit.
 
+    Inside it, weights that were zero are not: steps with gradients of zero would be faster than those of the training.
     Tensors keep their addresses, which a CUDA graph has captured. The host needs memory for a copy of modules and
     momenta.
 
@@ -380,6 +382,7 @@ def undone(modules: Sequence[nn.Module], optimizer: Optimizer, precision: Precis
     copies, momenta = snapshot([tensors, optimizer.state_dict()])
     scale = precision.scaler.state_dict()
     try:
+        draw_zeros(modules)
         yield
         # It allocates pinned memory for momenta, which checkpoints use again, and for the loss that is read meanwhile.
         snapshot([optimizer.state_dict(), torch.zeros((), dtype=torch.float64, device=tensors[0].device)])

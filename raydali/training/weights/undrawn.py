@@ -1,12 +1,14 @@
-"""Builds networks whose weights come from elsewhere, such as a checkpoint: none are drawn."""
+"""Builds networks whose weights come from elsewhere, such as a checkpoint: none are drawn. Measurements need others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from raydali.training.checkpoint_file import local
 
 _SETS = {"add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "sub_", "uniform_", "zero_"}
 """Methods of tensors by which initialisation sets values."""
@@ -26,6 +28,20 @@ def undrawn(build: Callable[[], nn.Module]) -> nn.Module:
             return network
     torch.set_rng_state(before)
     return build()
+
+
+@torch.no_grad()
+def draw_zeros(modules: Iterable[nn.Module]) -> None:
+    """Draw the parameters that have zeros only, such as those of heads before training, from a normal distribution.
+
+    Steps that are timed need gradients as in training: where a zero multiplies them, all of those before it are zero.
+    For zeros a GPU needs less power, so that ViTs of torchvision would be 7 % too fast. The deviation is 0.02. Nothing
+    is drawn from PyTorch's own generators.
+    """
+    for parameter in (parameter for module in modules for parameter in module.parameters()):
+        values = local(parameter)
+        if values.is_floating_point() and not values.any():
+            values.normal_(std=0.02, generator=torch.Generator(values.device).manual_seed(0))
 
 
 class _Undrawn(TorchFunctionMode):

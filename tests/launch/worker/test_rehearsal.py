@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.models import VisionTransformer
 
 from jobs.imagenet import train
 from raydali.host.hardware import PrecisionName
@@ -299,6 +300,18 @@ def rehearsal_of_rank(precision_name: PrecisionName, measures: bool) -> tuple[bo
 def test_a_rehearsal_leaves_no_trace(precision: PrecisionName) -> None:
     same, ceiling, steps = rehearsal_of_rank(precision, True)
     assert same and ceiling is not None and ceiling > 0 and steps >= 1 + 1 + 3
+
+
+def test_steps_have_gradients_as_in_training_though_the_head_starts_at_zero() -> None:
+    model = VisionTransformer(16, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5)
+    optimizer, head = torch.optim.SGD(model.parameters(), lr=0.0), model.heads.get_submodule("head")
+    assert not any(parameter.any() for parameter in head.parameters())
+    generator = torch.get_rng_state()
+    with undone([model], optimizer, Precision("fp32", CPU)):
+        nn.functional.cross_entropy(model(torch.ones(4, 3, 16, 16)), torch.arange(4)).backward()
+        assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert not any(parameter.any() for parameter in head.parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_without_a_ceiling_a_rehearsal_on_the_cpu_is_one_step() -> None:
