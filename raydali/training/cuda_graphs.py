@@ -22,15 +22,23 @@ WARM_UP_STEPS = 3
 _log = logging.getLogger(__name__)
 
 
-def capture(function: Callable[[], Result], what: str) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+def capture(
+    function: Callable[[], Result], what: str, after: torch.cuda.CUDAGraph | None = None
+) -> tuple[torch.cuda.CUDAGraph, Result] | None:
     """Capture a function as a CUDA graph on the current stream; return the graph, and what the function returned.
 
     If it cannot be captured, this is logged of `what`, and None returned.
+
+    Args:
+        function: what is captured.
+        what: its name.
+        after: a graph that is always replayed before this one, which may use its tensors and its memory.
     """
 
     def capturing(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         # Other threads may use CUDA meanwhile, for example NCCL's watchdog.
-        return torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
+        pool = None if after is None else after.pool()
+        return torch.cuda.graph(graph, pool, torch.cuda.current_stream(), capture_error_mode="thread_local")
 
     try:
         with capturing(graph := torch.cuda.CUDAGraph()):

@@ -1,13 +1,15 @@
 """The arithmetic of a step: precision, and forward and backward pass of a micro-batch.
 
 On a GPU forward and backward are one CUDA graph, so that no kernel waits for the host. If a step has several
-micro-batches, each replays the graph, which adds to the gradients.
+micro-batches, each replays the graph, which adds to the gradients. With sharded weights, the first one's graph gathers
+them, the last one's sums gradients over ranks, and those between have a graph without communication.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -105,8 +107,8 @@ class ForwardBackward:
             one by one instead of the loss, unless it is compiled, see cuda_graphs.py.
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
-        sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one, and only steps
-            of one micro-batch a rank are captured, with their gathering. None: each rank has the whole model.
+        sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one. Each step of a
+            rank has as many micro-batches. None: each rank has the whole model.
 
     Raises:
         UsageError: a sharded loss cannot be captured: the weights that are gathered then are lost.
@@ -160,13 +162,13 @@ class ForwardBackward:
                 unit.forward = compile_function(unit.forward, fused=fused)
         self._precision = precision
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
-        self._captures = graph and (adds or not several)
+        self._captures = graph and (adds or not several or sharding is not None)
         self.expect_other_shapes()
 
     @property
     def is_captured(self) -> bool:
         """Return whether calls replay a CUDA graph."""
-        return self._graph is not None
+        return bool(self._graphs)
 
     def largest_that_fits(self, *inputs: torch.Tensor) -> int | None:
         """Return how many of these samples fit, after not all of them did; None if not even one does.
@@ -193,39 +195,42 @@ class ForwardBackward:
         return None
 
     def expect_other_shapes(self) -> None:
-        """Free the CUDA graph, if any: the next calls have inputs of other shapes, and are captured anew."""
-        self._graph: torch.cuda.CUDAGraph | None = None
+        """Free CUDA graphs, if any: the next step has inputs of other shapes, and is captured anew."""
+        self._graphs: dict[tuple[bool, bool], _Captured] = {}
         self._inputs: list[torch.Tensor] = []
-        self._gradients: list[torch.Tensor | None] = []
-        self._calls_to_capture = self.warm_up_steps if self._captures else -1
+        self._calls_to_capture = self.warm_up_steps if self._captures else math.inf
+        self._is_first = True
         if isinstance(self.allreduce, GatherTimer):
             self.allreduce.forget()
 
     def __call__(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
-        if self._calls_to_capture == 0:
-            self._capture(*inputs)
+        # FSDP2's state passes from one capture to the next: all of a step's are made in one step.
+        kind = (self._is_first, last) if self._sharding is not None else (True, True)
+        if kind not in self._graphs and (self._graphs or (kind[0] and self._calls_to_capture <= 0)):
+            self._capture(kind, *inputs)
         self._calls_to_capture -= 1
-        if self._graph is not None:
-            loss = self._replay(self._graph, *inputs)
+        self._is_first = last
+        if kind in self._graphs:
+            loss = self._replay(self._graphs[kind], *inputs)
         elif last or self._parallel is None:
             loss = self._run(*inputs, last=last)
         else:
             with self._parallel.no_sync():
                 loss = self._run(*inputs)
-        if last and (self._graph is None or self._added is not None):
+        if last and (not self._graphs or self._added is not None):
             self._all_reduce()
         return loss
 
-    def _replay(self, graph: torch.cuda.CUDAGraph, *inputs: torch.Tensor) -> torch.Tensor:
-        for captured, tensor in zip(self._inputs, inputs, strict=True):
-            captured.copy_(tensor)
+    def _replay(self, captured: "_Captured", *inputs: torch.Tensor) -> torch.Tensor:
+        for copy, tensor in zip(self._inputs, inputs, strict=True):
+            copy.copy_(tensor)
         if self._added is not None:
             self._added.collect()
-        graph.replay()  # first, because the GPU may wait for it
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+        captured.graph.replay()  # first, because the GPU may wait for it
+        for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
             parameter.grad = parameter.grad if gradient is None else gradient
-        return self._loss
+        return captured.loss
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
@@ -250,27 +255,37 @@ class ForwardBackward:
             self._sums.all_reduce()
             self.allreduce.end()
 
-    def _run_captured(self, *inputs: torch.Tensor) -> torch.Tensor:
-        loss = self._run(*inputs)
+    def _run_captured(self, *inputs: torch.Tensor, last: bool) -> torch.Tensor:
+        loss = self._run(*inputs, last=last)
         if self._added is None:
             self._all_reduce()
         else:
             self._added.add()
         return loss
 
-    def _capture(self, *inputs: torch.Tensor) -> None:
-        self._inputs = [tensor.clone() for tensor in inputs]
+    def _capture(self, kind: tuple[bool, bool], *inputs: torch.Tensor) -> None:
+        self._inputs = self._inputs or [tensor.clone() for tensor in inputs]
+        first = next((captured.graph for captured in self._graphs.values()), None)
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        captured = capture(lambda: self._run_captured(*self._inputs), "the model")
+        captured = capture(lambda: self._run_captured(*self._inputs, last=kind[1]), "the model", first)
         if captured is not None:
-            self._graph, self._loss = captured
-            self._gradients = [parameter.grad for parameter in self._parameters]
+            self._graphs[kind] = _Captured(*captured, [parameter.grad for parameter in self._parameters])
         elif self._sharding is not None:
             raise UsageError("--shard cannot go on after a failed capture of a CUDA graph: add --no-cuda-graph")
+        else:
+            self._calls_to_capture = math.inf
         for parameter, gradient in zip(self._parameters, before, strict=True):
             parameter.grad = gradient
+
+
+class _Captured(NamedTuple):
+    """The CUDA graph of a micro-batch, with the tensors that it writes: gradients are None where it writes none."""
+
+    graph: torch.cuda.CUDAGraph
+    loss: torch.Tensor
+    gradients: list[torch.Tensor | None]
 
 
 class _Loss(nn.Module):

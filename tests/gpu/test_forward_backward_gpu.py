@@ -80,7 +80,7 @@ def losses(
         precision.scaler.step(optimizer)
         precision.scaler.update()
         optimizer.zero_grad(set_to_none=True)
-    assert (forward_backward._graph is not None) == graph
+    assert forward_backward.is_captured == graph
     if frozen:
         same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
         assert same == {name for name in before if re.match(frozen, name)}
@@ -126,7 +126,7 @@ def gradients_of_steps(graph: bool) -> list[dict[str, torch.Tensor | None]]:
         named = model.named_parameters()
         result.append({name: None if p.grad is None else p.grad.clone() for name, p in named})
         model.zero_grad(set_to_none=True)
-    assert all((each._graph is not None) == graph for each in (small, large))
+    assert all(each.is_captured == graph for each in (small, large))
     return result
 
 
@@ -201,7 +201,7 @@ def weights_and_losses(ddp: bool) -> tuple[dict[str, np.ndarray], list[float]]:
         losses.append(forward_backward(images.to(worker.device), labels.to(worker.device)).item())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    assert forward_backward._graph is not None
+    assert forward_backward.is_captured
     begun, ended = forward_backward.allreduce._captured or pytest.fail("the all-reduce has no events")
     ended.synchronize()
     assert 0 < begun.elapsed_time(ended) < 1000
@@ -226,7 +226,7 @@ def weights_of_unequal_ranks(graph: bool) -> dict[str, np.ndarray]:
             step(inputs, last=number == mine[-1])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    assert (step._graph is not None) == graph
+    assert step.is_captured == graph
     return {name: tensor.detach().cpu().numpy() for name, tensor in model.named_parameters()}
 
 

@@ -36,10 +36,10 @@ def trained(config: Config, root: Path, name: str) -> tuple[list[float], list[An
     captured: list[int] = []
     capture = ForwardBackward._capture
 
-    def counted(self: ForwardBackward, *inputs: torch.Tensor) -> None:
-        capture(self, *inputs)
+    def counted(self: ForwardBackward, kind: tuple[bool, bool], *inputs: torch.Tensor) -> None:
+        capture(self, kind, *inputs)
         captured.append(inputs[0].shape[-1])
-        assert self._graph is not None
+        assert self.is_captured
 
     gc.collect()
     torch.cuda.empty_cache()
