@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from jobs.imagenet import DIGITS, train
 from raydali.launch.worker import rehearsal
-from raydali.launch.worker.rehearsal import Ceiling, undone, warm_up
+from raydali.launch.worker.ceiling import Ceiling
+from raydali.launch.worker.rehearsal import undone, warm_up
 from raydali.measure.records import VOID_ABOVE
 from raydali.training.forward_backward import Precision
 from tests.support.digits import digits_data

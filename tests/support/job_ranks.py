@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydali.launch.worker import rehearsal
+from raydali.launch.worker import ceiling
 from raydali.measure import records
 from raydali.run.folder import RunFolder
 from raydali.training.weights.matching import MatchedWeights
@@ -20,7 +20,7 @@ def undisturbed() -> Iterator[None]:
     """Ceilings count on a machine that does other things too, as one that runs tests does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "VOID_ABOVE", inf)
-        patch.setattr(rehearsal, "MAX_FOREIGN", inf)
+        patch.setattr(ceiling, "MAX_FOREIGN", inf)
         yield
 
 

@@ -19,18 +19,9 @@ from torchvision.models import VisionTransformer
 
 from jobs.imagenet import train
 from raydali.host.hardware import PrecisionName
-from raydali.launch.worker import rehearsal
-from raydali.launch.worker.rehearsal import (
-    MAX_STEPS,
-    MIN_STEPS,
-    Ceiling,
-    RunCeiling,
-    disturbed,
-    steps_to_measure,
-    undone,
-    warm_up,
-    warm_up_steps,
-)
+from raydali.launch.worker import ceiling, rehearsal
+from raydali.launch.worker.ceiling import MAX_STEPS, MIN_STEPS, Ceiling, RunCeiling, disturbed, steps_to_measure
+from raydali.launch.worker.rehearsal import undone, warm_up, warm_up_steps
 from raydali.measure import records
 from raydali.run.events import CeilingMeasured, Rehearsed
 from raydali.run.folder import RunFolder
@@ -63,7 +54,7 @@ def slowed_at_first(folder: RunFolder, measures: bool) -> tuple[dict[str, Any], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsal, "warm_up", slow)
         patch.setattr(records, "VOID_ABOVE", 5.0)  # a load may come and go
-        patch.setattr(rehearsal, "MAX_FOREIGN", 2.0)
+        patch.setattr(ceiling, "MAX_FOREIGN", 2.0)
         session = LocalSession(folder)
         train(replace(CONFIG, ceiling=measures), digits_data(), session)
         session.checkpoints.finish()
@@ -161,7 +152,7 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step_seconds: float) -> None:
         self.seconds, self.now, self.steps = step_seconds, 0.0, 0
         monkeypatch.setattr("raydali.launch.worker.rehearsal.time.perf_counter", lambda: self.now)
-        monkeypatch.setattr("raydali.launch.worker.rehearsal.MAX_FOREIGN", 2.0)
+        monkeypatch.setattr("raydali.launch.worker.ceiling.MAX_FOREIGN", 2.0)
 
     def step(self) -> None:
         self.steps += 1
