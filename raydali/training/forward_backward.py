@@ -197,7 +197,6 @@ class ForwardBackward:
     def expect_other_shapes(self) -> None:
         """Free CUDA graphs, if any: the next step has inputs of other shapes, and is captured anew."""
         self._graphs: dict[tuple[bool, bool], _Captured] = {}
-        self._inputs: list[torch.Tensor] = []
         self._calls_to_capture = self.warm_up_steps if self._captures else math.inf
         self._is_first = True
         if isinstance(self.allreduce, GatherTimer):
@@ -223,7 +222,7 @@ class ForwardBackward:
         return loss
 
     def _replay(self, captured: "_Captured", *inputs: torch.Tensor) -> torch.Tensor:
-        for copy, tensor in zip(self._inputs, inputs, strict=True):
+        for copy, tensor in zip(captured.inputs, inputs, strict=True):
             copy.copy_(tensor)
         if self._added is not None:
             self._added.collect()
@@ -264,14 +263,14 @@ class ForwardBackward:
         return loss
 
     def _capture(self, kind: tuple[bool, bool], *inputs: torch.Tensor) -> None:
-        self._inputs = self._inputs or [tensor.clone() for tensor in inputs]
+        inputs = tuple(tensor.clone() for tensor in inputs)
         first = next((captured.graph for captured in self._graphs.values()), None)
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        captured = capture(lambda: self._run_captured(*self._inputs, last=kind[1]), "the model", first)
+        captured = capture(lambda: self._run_captured(*inputs, last=kind[1]), "the model", first)
         if captured is not None:
-            self._graphs[kind] = _Captured(*captured, [parameter.grad for parameter in self._parameters])
+            self._graphs[kind] = _Captured(inputs, *captured, [parameter.grad for parameter in self._parameters])
         elif self._sharding is not None:
             raise UsageError("--shard cannot go on after a failed capture of a CUDA graph: add --no-cuda-graph")
         else:
@@ -281,8 +280,9 @@ class ForwardBackward:
 
 
 class _Captured(NamedTuple):
-    """The CUDA graph of a micro-batch, with the tensors that it writes: gradients are None where it writes none."""
+    """The CUDA graph of a micro-batch, with the tensors that it reads and writes. Gradients may be None."""
 
+    inputs: tuple[torch.Tensor, ...]
     graph: torch.cuda.CUDAGraph
     loss: torch.Tensor
     gradients: list[torch.Tensor | None]
