@@ -11,6 +11,7 @@ import psutil
 
 from raydali.host.cluster_processes import send
 from raydali.report.console import CONTINUES
+from raydali.run.events import GROUP_END_EVENTS
 from raydali.training.checkpoint_file import FILE_NAME
 from tests.support.chaos.accounting import FaultOutcome, first, reached
 from tests.support.chaos.nodes import Nodes
@@ -88,7 +89,7 @@ def inject(name: str, context: FaultContext) -> FaultOutcome:
     fault, run = FAULTS[name], context.run
     before = run.checkpoints()
     context.at, context.unsaved_before = time.time(), context.unsaved()
-    run.wait_for("a rank to choose", lambda: bool(context.nodes.all_trainers()))
+    run.wait_for("a rank to choose", lambda: _trains(run) and bool(context.nodes.all_trainers()))
     context.victims = [random.choice(context.nodes.all_trainers())]
     fault.inject(context)
     run.wait_for(f"{name} to be noticed", lambda: fault.detected(context) is not None)
@@ -124,6 +125,12 @@ def wait_until_training(context: FaultContext, *, beyond: int, every: int) -> No
     )
     (_, newest), (_, before) = run.checkpoints()[:2]
     time.sleep(max(0.0, newest + random.random() * (newest - before) - time.time()))
+
+
+def _trains(run: WatchedRun) -> bool:
+    """Return whether the newest group has completed a step: one that starts, as after a resize, has 30 minutes."""
+    changes = [row["event"] for row in run.events() if row["event"] in (*GROUP_END_EVENTS, "start", "resume")]
+    return changes[-1] in ("start", "resume")
 
 
 # -- Detection
