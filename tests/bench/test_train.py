@@ -38,6 +38,20 @@ OPTIONS = TrainBench(
     steps=2,
     repeats=2,
 )
+TASK = TrainTask(
+    loader="native",
+    root="",
+    batch_size=4,
+    image_size=32,
+    threads=1,
+    workers=1,
+    seconds=0,
+    gpus=0,
+    model="digits",
+    steps=2,
+    rounds=1,
+    precision="fp32",
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -88,25 +102,8 @@ def test_ranks_train_together_and_end_quietly(
     kill = processes._kill
     monkeypatch.setattr(processes, "_kill", recorded)
     write_images(str(tmp_path), 16)
-    task = TrainTask(
-        loader="native",
-        root=str(tmp_path),
-        batch_size=4,
-        image_size=32,
-        threads=1,
-        workers=1,
-        seconds=0,
-        world_size=2,
-        gpus=0,
-        model="digits",
-        steps=2,
-        rounds=1,
-        precision="fp32",
-        compile=True,
-        cuda_graph=True,
-        strategy=strategy,
-        optimizer="adamw",
-    )
+    given: dict[str, Any] = {"world_size": 2, "compile": True, "cuda_graph": True, "optimizer": "adamw"}
+    task = replace(TASK, root=str(tmp_path), strategy=strategy, **given)
     measured, _ = run_ranks(measure, task, 2, timeout=200)
     assert ended == ["rank 1", "rank 0"]  # rank 0 has the store, whose loss others would report
     assert not capfd.readouterr().err
@@ -129,20 +126,7 @@ def gradients_of_zero(task: TrainTask, shard: bool) -> list[str]:
 @pytest.mark.parametrize("shard", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_gradients_are_as_in_training_though_the_head_starts_at_zero(tmp_path: Path, shard: bool) -> None:
     write_images(str(tmp_path), 16)
-    task = TrainTask(
-        loader="synthetic",
-        root=str(tmp_path),
-        batch_size=2,
-        image_size=32,
-        threads=1,
-        workers=1,
-        seconds=0,
-        gpus=0,
-        model="vit_b_16",
-        steps=1,
-        rounds=1,
-        precision="fp32",
-    )
+    task = replace(TASK, root=str(tmp_path), loader="synthetic", batch_size=2, model="vit_b_16")
     assert run_gloo_ranks(2 if shard else 1, gradients_of_zero, task, shard) == [[], []][: 1 + shard]
 
 
