@@ -108,7 +108,8 @@ class ForwardBackward:
         overlap: whether DDP sums the gradients during the backward pass; otherwise one all-reduce follows the pass, see
             gradients.py. None: what is faster on this device. A graph of one of several micro-batches needs False.
         sharding: what has sharded the model, and sums its gradients; its blocks are compiled one by one. Each step of a
-            rank has as many micro-batches. None: each rank has the whole model.
+            rank has as many micro-batches, and if these are several, they are captured only if no other function has
+            this sharding. None: each rank has the whole model.
 
     Raises:
         UsageError: a sharded loss cannot be captured: the weights that are gathered then are lost.
@@ -152,9 +153,10 @@ class ForwardBackward:
         if sums:
             self.allreduce = AllReduceTimer(self._parameters, in_pass=not follows)
         if sharding is not None:
+            sharding.functions += 1
             self.allreduce = GatherTimer(sharding.units(model))
         self.loss, forward = loss, self._parallel or loss
-        self._model, self._sharding = model, sharding
+        self._model, self._sharding, self._several = model, sharding, several
         self._forward = compile_function(forward, fused=fused) if compiled and sharding is None else forward
         if compiled and sharding is not None:
             root, *blocks = sharding.units(model)
@@ -206,7 +208,8 @@ class ForwardBackward:
         """Return the loss of a micro-batch. Ranks all-reduce gradients only after the `last` one of a step."""
         # FSDP2's state passes from one capture to the next: all of a step's are made in one step.
         kind = (self._is_first, last) if self._sharding is not None else (True, True)
-        if kind not in self._graphs and (self._graphs or (kind[0] and self._calls_to_capture <= 0)):
+        begins = kind[0] and self._calls_to_capture <= 0 and not self._shares_steps()
+        if kind not in self._graphs and (self._graphs or begins):
             self._capture(kind, *inputs)
         self._calls_to_capture -= 1
         self._is_first = last
@@ -220,6 +223,10 @@ class ForwardBackward:
         if last and (not self._graphs or self._added is not None):
             self._all_reduce()
         return loss
+
+    def _shares_steps(self) -> bool:
+        """Return whether another function may get micro-batches between these, whose weights no graph has gathered."""
+        return self._several and self._sharding is not None and self._sharding.functions > 1
 
     def _replay(self, captured: "_Captured", *inputs: torch.Tensor) -> torch.Tensor:
         for copy, tensor in zip(captured.inputs, inputs, strict=True):

@@ -42,6 +42,7 @@ class Sharding:
         rank: this rank's number among them.
         writes: whether it writes its shards to checkpoints: of equal copies, the first is written.
         beside: the worker with a group for threads that write checkpoints.
+        functions: how many functions compute gradients of its networks.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Sharding:
         self.shards, self.rank, self.writes = shards, worker.rank % shards, worker.rank < shards
         self._mesh = _mesh(worker, shards, timeout)
         self._roots: list[nn.Module] = []
-        self.beside = worker.beside(timeout)
+        self.beside, self.functions = worker.beside(timeout), 0
 
     @torch.no_grad()
     def shard(self, model: nn.Module, blocks_of: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks) -> bool:

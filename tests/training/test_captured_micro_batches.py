@@ -54,8 +54,10 @@ class StandIn:
         return SimpleNamespace(replay=replay), loss
 
 
-def trained(of_ranks: tuple[int, ...], graph: bool, sharded: bool) -> tuple[list[float], list[bool]]:
-    """Train on a number of micro-batches for each rank, of two sizes.
+def trained(
+    of_ranks: tuple[int, ...], graph: bool, sharded: bool, functions: int = 1
+) -> tuple[list[float], list[bool]]:
+    """Train on a number of micro-batches for each rank, of two sizes, with functions in turn.
 
     Returns:
         Sums of losses of all ranks and of weights after each step, and what the stand-in captured.
@@ -74,9 +76,10 @@ def trained(of_ranks: tuple[int, ...], graph: bool, sharded: bool) -> tuple[list
         return nn.functional.cross_entropy(model(images), labels)
 
     options: dict[str, Any] = {"micro_batches": sum(of_ranks), "graph": graph, "sharding": sharding}
-    step, found = ForwardBackward(model, loss, worker, precision, **options), list[float]()
+    steps = [ForwardBackward(model, loss, worker, precision, **options) for _ in range(functions)]
+    found = list[float]()
     for number in range(2 * STEPS):
-        if number == STEPS:
+        for step in steps if number == STEPS else ():
             step.expect_other_shapes()
         generator, total = torch.Generator().manual_seed(number), torch.zeros(1, dtype=torch.float64)
         for rank, micro_batches in enumerate(of_ranks):
@@ -85,12 +88,13 @@ def trained(of_ranks: tuple[int, ...], graph: bool, sharded: bool) -> tuple[list
                 images = torch.randn(size, 3, 16, 16, generator=generator, dtype=torch.float64)
                 if rank == worker.rank:
                     with patch("raydali.training.forward_backward.capture", stand_in):
-                        total += step(images, torch.arange(size), last=index == micro_batches - 1)
+                        is_last = index == micro_batches - 1
+                        total += steps[index % functions](images, torch.arange(size), last=is_last)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         weights = sum(local(parameter.detach()).square().sum() for parameter in model.parameters())
         found += map(sum, zip(*worker.exchange((total.item(), float(weights))), strict=True))
-    assert step.is_captured == graph
+    assert {step.is_captured for step in steps} == {graph and not (sharded and functions > 1)}
     return found, stand_in.after
 
 
@@ -108,3 +112,11 @@ def test_of_sharded_networks_the_first_the_last_and_those_between_are_captured(o
     for micro_batches, (found, after) in zip(of_ranks, run_ranks(2, trained, of_ranks, True, True), strict=True):
         assert found == pytest.approx(expected, rel=1e-12)
         assert after == [False, True, True][: min(micro_batches, 3)] * 2
+
+
+def test_two_functions_of_whole_networks_are_captured_and_of_sharded_ones_launched() -> None:
+    (expected, _), *_ = run_ranks(2, trained, (3, 2), False, True)
+    for sharded in (False, True):
+        for found, after in run_ranks(2, trained, (3, 2), True, sharded, 2):
+            assert found[::2] == pytest.approx(expected[::2], rel=1e-12)
+            assert after == ([] if sharded else [False] * 4)
