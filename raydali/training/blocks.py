@@ -1,8 +1,9 @@
-"""The repeated blocks of a network, and their activations computed again in the backward pass to save memory."""
+"""The repeated blocks of a network, what they compute otherwise in training, and activations computed again."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -52,6 +53,25 @@ def _matrices(module: nn.Module) -> int:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+class OtherForwards:
+    """A context in which parts of a model compute otherwise; outside, as in evaluations, they are as they were.
+
+    Args:
+        forwards: the parts, and what they call in place of their forward methods.
+    """
+
+    def __init__(self, forwards: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        self._forwards = forwards
+
+    def __enter__(self) -> None:
+        for part, forward in self._forwards.items():
+            part.__dict__["forward"] = forward
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for part in self._forwards:
+            del part.__dict__["forward"]
 
 
 def recomputed(model: nn.Module, blocks_of: Callable[[nn.Module], Iterable[nn.Module]] = repeated_blocks) -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +10,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from raydali.training.blocks import OtherForwards
 
 Result = TypeVar("Result")
 Nested = Any
@@ -51,11 +52,11 @@ def capture(
     return None
 
 
-class GraphedParts:
+class GraphedParts(OtherForwards):
     """A context in which parts of a model replay CUDA graphs of their forward and backward pass.
 
     Each part is captured in its fourth call. Calls with tensors of other shapes launch its kernels one by one. So does
-    a part that cannot be captured, which is logged. The model itself is not changed, for copies and evaluations.
+    a part that cannot be captured, which is logged.
 
     Args:
         parts: modules whose shapes are constant in training. They take nested sequences of tensors, and return nested
@@ -63,15 +64,7 @@ class GraphedParts:
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        self._graphed = [(part, _GraphedPart(part)) for part in parts if _trained(part)]
-
-    def __enter__(self) -> None:
-        for part, graphed in self._graphed:
-            part.__dict__["forward"] = graphed
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for part, _ in self._graphed:
-            del part.__dict__["forward"]
+        super().__init__({part: _GraphedPart(part) for part in parts if _trained(part)})
 
 
 class _GraphedPart:

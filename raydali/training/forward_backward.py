@@ -8,8 +8,8 @@ them, the last one's sums gradients over ranks, and those between have a graph w
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from raydali.host.hardware import OVERLAP_PAYS, PrecisionName, fastest_precision
 from raydali.measure.allreduce_wait import AllReduceTimer, GatherTimer
 from raydali.measure.flops import flops_per_image
 from raydali.measure.memory import largest_batch, memory_of
-from raydali.training.blocks import kept_activations
+from raydali.training.blocks import OtherForwards, kept_activations
 from raydali.training.cuda_graphs import WARM_UP_STEPS, GraphedParts, capture
 from raydali.training.gradients import GradientSums, ddp_is_slower
 from raydali.training.worker import Worker
@@ -135,7 +135,7 @@ class ForwardBackward:
         overlap: bool | None = None,
         sharding: "Sharding | None" = None,
     ) -> None:
-        self._parts = GraphedParts(parts) if parts and graph and not (compiled or sharding) else nullcontext()
+        self._parts: OtherForwards = GraphedParts(parts if graph and not (compiled or sharding) else ())
         graph = graph and not parts
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         several = micro_batches > worker.world_size
@@ -160,8 +160,8 @@ class ForwardBackward:
         self._forward = compile_function(forward, fused=fused) if compiled and sharding is None else forward
         if compiled and sharding is not None:
             root, *blocks = sharding.units(model)
-            for unit in blocks or [root]:  # the gathering stays outside of what is compiled
-                unit.forward = compile_function(unit.forward, fused=fused)
+            units = blocks or [root]  # the gathering stays outside of what is compiled
+            self._parts = OtherForwards({unit: compile_function(unit.forward, fused=fused) for unit in units})
         self._precision = precision
         self._share = (1 if follows else worker.world_size) / micro_batches  # DDP averages over ranks
         self._captures = graph and (adds or not several or sharding is not None)
@@ -240,11 +240,9 @@ class ForwardBackward:
 
     def flops_per_image(self, *inputs: torch.Tensor) -> float | None:
         """Count the floating-point operations that an image of these inputs needs; see `measure.flops`."""
-        eager: AbstractContextManager[Any] = nullcontext()
-        if self._sharding is not None:  # its blocks are compiled one by one
+        if self._sharding is not None:
             self._sharding.begin(self._model, last=True)
-            eager = torch.compiler.set_stance("force_eager")
-        with self._precision.autocast(), kept_activations(), eager:
+        with self._precision.autocast(), kept_activations():
             return flops_per_image(self.loss, self._parameters, inputs, sharded=self._sharding is not None)
 
     def _run(self, *inputs: torch.Tensor, last: bool = True) -> torch.Tensor:

@@ -78,11 +78,17 @@ def timed() -> tuple[float, float, float]:
     return record.shortest_exchange_seconds, by_fsdp, record.step_seconds
 
 
-def compiled_functions() -> int:
-    """How many functions Dynamo compiles for the blocks of a network."""
-    _, step = sharded_vit(compiled=True)
-    step(*batch())
-    return int(counters["frames"]["ok"])
+def compiled_functions() -> list[int]:
+    """How many functions Dynamo has compiled for the blocks after a step, an evaluation, and a count of operations."""
+    model, step = sharded_vit(compiled=True)
+    images, labels = batch()
+    step(images, labels)
+    found = [counters["frames"]["ok"]]
+    with torch.no_grad():
+        model.eval()(images)
+    found.append(counters["frames"]["ok"])
+    step.flops_per_image(images, labels)
+    return [*found, counters["frames"]["ok"]]
 
 
 def with_a_scalar() -> None:
@@ -97,8 +103,8 @@ def test_a_scalar_is_refused_by_name() -> None:
 
 
 @pytest.mark.slow  # Inductor compiles C++
-def test_equal_blocks_share_compiled_code() -> None:
-    assert run_ranks(1, compiled_functions) == [1]
+def test_equal_blocks_share_compiled_code_which_training_alone_uses() -> None:
+    assert run_ranks(1, compiled_functions) == [[1, 1, 1]]
 
 
 def test_operations_of_a_sharded_network_are_counted_and_steps_undone_as_of_the_whole_one() -> None:
