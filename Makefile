@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Two processes with one thread each: more threads would wait for a core. PyTorch asks the DNS for names of addresses.
-PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 $(BIN)/pytest -n 2 --dist loadgroup
+# In large pages, memory is copied sooner to the many processes that are forked.
+PYTEST := OMP_NUM_THREADS=1 RES_OPTIONS=timeout:1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 # Where it is set, each of the many processes of a run would compile PyTorch's Python again, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +29,7 @@ all-tests: check
 	$(PYTEST)
 
 quick: setup
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu" --hypothesis-profile quick
 
 # Faults in a run on several nodes of this machine; as root, also cut links and a full disk.
 chaos: setup

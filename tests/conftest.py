@@ -17,6 +17,7 @@ if not Path("/dev/nvidiactl").exists():
 pytest_plugins = ["tests.support.object_stores", "tests.support.run_folders"]
 
 settings.register_profile("raydali", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("raydali")
 
 # A shell script's background job ignores SIGINT, and so does what it starts; processes do not inherit a handler.

@@ -172,7 +172,8 @@ def test_what_has_changed_is_made_again(source: Path, tmp_path: Path, capsys: py
     assert mentions(capsys.readouterr().out, "1 smaller 0 copied 15 broken")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_ended_goes_on(how: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = encoded(photograph(size=(700, 500)))
     source = grow(tmp_path / "source", {f"{i % 3}/{i:03}.jpg": photo for i in range(120)})

@@ -245,6 +245,7 @@ def colours(sheet: Any) -> set[tuple[int, ...]]:
         return {*map(tuple, np.asarray(image.convert("RGB")).reshape(-1, 3).tolist())}
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_and_what_is_no_level_can_be_seen() -> None:
     magenta, class_1 = (255, 0, 255), (128, 0, 0)
     levels, shares = torch.full((3, 32, 32), 7.0), torch.linspace(0, 1, 1024).reshape(1, 32, 32)

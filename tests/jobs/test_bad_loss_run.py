@@ -14,6 +14,7 @@ from raydali.training.checkpoint_file import tensors_in
 from tests.support.copied_jobs import changed_copy
 from tests.support.messages import mentions
 from tests.support.planted_pictures import STANDARDISED, planted_digits, planted_run, state_after, steps_of
+from tests.support.quick import first_quick
 from tests.support.ranks import Stopped
 
 EARLY: dict[str, Any] = {"checkpoint_every": 1, "ema_decay": 0.9, "optimizer": "adamw", "learning_rate": 0.001}
@@ -29,7 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed_copy("imagenet", STANDARDISED, tmp_path_factory.mktemp("job"))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@first_quick("world_size", [2, 1])
 def test_skip_leaves_the_batch_out_of_all_that_is_learned(
     tmp_path: Path, root: Path, job: Path, world_size: int
 ) -> None:

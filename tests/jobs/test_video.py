@@ -37,6 +37,7 @@ in_single = partial(train_rank, train)
 in_double = partial(train_rank_in_double, train)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_on_other_workers_equals_the_undisturbed(tmp_path: Path) -> None:
     folder, whole = folder_of(tmp_path, "cut"), folder_of(tmp_path, "whole")
     data = open_data(replace(DISCS, data=str(every_third(moving_discs_folder(), tmp_path / "discs"))))

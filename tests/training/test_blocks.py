@@ -26,12 +26,13 @@ from raydali.training.models.factories import set_drop_path
 from raydali.training.worker import Worker
 from tests.support.copied_jobs import changed_copy, opened
 from tests.support.digits import residual_digits
+from tests.support.quick import first_quick
 from tests.support.ranks import LocalSession, folder_of, run_ranks
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("name", "blocks"),
     [
         ("resnet18", {"BasicBlock": 8}),

@@ -14,6 +14,7 @@ from raydali.training.checkpoint_file import local
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.sharding import Sharding
 from raydali.training.worker import Worker
+from tests.support.quick import first_quick
 from tests.support.ranks import CPU, run_ranks
 
 STEPS = 6
@@ -98,7 +99,7 @@ def trained(
     return found, stand_in.after
 
 
-@pytest.mark.parametrize("of_ranks", [(1,), (3,), (1, 1), (3, 2)])
+@first_quick("of_ranks", [(3, 2), (1, 1), (3,), (1,)])
 def test_of_whole_networks_one_kind_is_captured(of_ranks: tuple[int, ...]) -> None:
     (expected, _), *_ = run_ranks(len(of_ranks), trained, of_ranks, False, False)
     for found, after in run_ranks(len(of_ranks), trained, of_ranks, True, False):
@@ -106,7 +107,7 @@ def test_of_whole_networks_one_kind_is_captured(of_ranks: tuple[int, ...]) -> No
         assert after == [False, False]
 
 
-@pytest.mark.parametrize("of_ranks", [(1, 1), (2, 1), (4, 3)])
+@first_quick("of_ranks", [(4, 3), (2, 1), (1, 1)])
 def test_of_sharded_networks_the_first_the_last_and_those_between_are_captured(of_ranks: tuple[int, ...]) -> None:
     (expected, _), *_ = run_ranks(2, trained, of_ranks, False, True)
     for micro_batches, (found, after) in zip(of_ranks, run_ranks(2, trained, of_ranks, True, True), strict=True):

@@ -10,6 +10,7 @@ from torch import nn
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.models.small_images import digits_network
 from raydali.training.worker import Worker
+from tests.support.quick import first_quick
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -182,7 +183,7 @@ def train_rank(overlap: bool, uses_all: bool) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("world_size", "overlap", "uses_all"), [(2, False, False), (3, False, False), (3, False, True), (2, True, True)]
 )
 def test_weights_are_those_of_one_worker(world_size: int, overlap: bool, uses_all: bool) -> None:

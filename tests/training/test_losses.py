@@ -16,6 +16,7 @@ from torchvision.ops import sigmoid_focal_loss
 from raydali.training.forward_backward import ForwardBackward, Precision
 from raydali.training.losses import balanced_weights, classification_loss, mixing
 from raydali.training.worker import Worker
+from tests.support.quick import first_quick
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -158,7 +159,7 @@ def losses_and_gradients(several: bool, options: dict[str, Any]) -> tuple[dict[i
     return losses, [copy.deepcopy(each.grad).tolist() for each in model.parameters() if each.grad is not None]
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("several", "options"),
     [
         (False, WEIGHTED),

@@ -29,6 +29,7 @@ from raydali.training.optim import (
     set_learning_rate,
 )
 from tests.support.messages import mentioning
+from tests.support.quick import first_quick
 from tests.support.torch_muon import ComparedMuon
 
 NAMES = get_args(OptimizerName)
@@ -65,7 +66,7 @@ def assert_equal_weights(model: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(tensor, another, rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@first_quick("name", NAMES)
 def test_each_optimizer_learns_and_leaves_frozen_weights(name: OptimizerName) -> None:
     model, optimizer = digits(name)
     frozen = copy.deepcopy(model[0])
@@ -105,8 +106,8 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("done", [0, 2])
+@first_quick("name", NAMES)
+@first_quick("done", [2, 0])
 def test_warm_up_steps_are_undone(name: OptimizerName, done: int) -> None:
     (model, optimizer), (other, its_optimizer) = digits(name), digits(name)
     precision = Precision("fp32", torch.device("cpu"))
@@ -312,7 +313,7 @@ def test_muon_takes_weights_of_hidden_layers(name: str, left_out: set[str]) -> N
     assert bool(depthwise) is (name == "convnext_tiny")
 
 
-@pytest.mark.parametrize("keeps_gradients", [False, True])
+@first_quick("keeps_gradients", [False, True])
 def test_updates_are_torchs_at_any_rate_and_after_loading_momenta(keeps_gradients: bool) -> None:
     torch.manual_seed(0)
     model = digits_network(10).to(memory_format=torch.channels_last)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raydali.training.worker import Worker
+from tests.support.quick import first_quick
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def tell() -> list[str]:
     return [name for name, is_right in found.items() if not is_right]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@first_quick("world_size", [3, 1, 2])
 def test_values_come_as_they_were(world_size: int) -> None:
     assert run_ranks(world_size, tell) == [[]] * world_size
 

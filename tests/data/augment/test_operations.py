@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as F
 from raydali.data.augment import cpu, kernels
 from raydali.data.augment.augmentation import Augmentation
 from raydali.data.augment.operations import OPERATIONS, TABLES, WIDTH, Kind, rows
+from tests.support.quick import first_quick
 
 SIDE = 23
 BLACK, GREEN = (0, 0, 0), (10, 200, 30)
@@ -61,7 +62,7 @@ def judged(augmented: Augmented, name: str, *, nearest: bool = False, fill: tupl
 
 
 @on_both
-@pytest.mark.parametrize("name", [name for name in NAMES if OPERATIONS[name](np.zeros(1), SIDE)[0, 0] in (0, *TABLES)])
+@first_quick("name", [name for name in NAMES if OPERATIONS[name](np.zeros(1), SIDE)[0, 0] in (0, *TABLES)])
 def test_tables_are_exact(augmented: Augmented, name: str) -> None:
     images, ours, theirs = judged(augmented, name)
     assert name == "Identity" or not torch.equal(ours, images)
@@ -69,7 +70,7 @@ def test_tables_are_exact(augmented: Augmented, name: str) -> None:
 
 
 @on_both
-@pytest.mark.parametrize(
+@first_quick(
     ("name", "fill"),
     [(name, BLACK) for name in ("Color", "Sharpness", *WARPS)] + [(name, GREEN) for name in ("Rotate", "ShearX")],
 )
@@ -112,7 +113,7 @@ def test_hue_grey_and_blur_are_within_one_of_torchvisions(augmented: Augmented) 
     assert torch.equal(ours[4], expected[4])
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("policy", "side"),
     [
         ("trivial", 40),

@@ -26,6 +26,7 @@ from raydali.errors import DataError, StorageAway
 from tests.support.broken import KINDS, folder
 from tests.support.messages import mentioning, mentions
 from tests.support.pictures import assert_like_pillow
+from tests.support.quick import first_quick
 
 SAMPLES = 48
 BROKEN = {3 * place + 1: kind for place, kind in enumerate(KINDS)}
@@ -122,7 +123,7 @@ def test_dali_and_torch_replace_alike(whole: Loaded) -> None:
     assert_like_pillow(by_dali, by_torch)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@first_quick("world_size", [2, 3])
 def test_ids_and_pixels_do_not_depend_on_the_number_of_ranks(
     source: LabeledFiles, whole: Loaded, name: LoaderName, world_size: int
 ) -> None:

@@ -32,6 +32,7 @@ from tests.support.job_ranks import train_rank
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
 from tests.support.parquets import packed_in_parquet
+from tests.support.quick import first_quick
 from tests.support.ranks import folder_of, run_ranks
 from tests.support.tars import packed
 from tests.support.tfrecords import tfrecords
@@ -108,7 +109,7 @@ def test_every_image_once_across_a_resume_on_other_workers(
 
 
 @of_each_format
-@pytest.mark.parametrize("name", ["dali", "torch"])
+@first_quick("name", ["dali", "torch"])
 def test_a_broken_image_is_named_and_replaced(
     tmp_path: Path, folders: LabeledFiles, format: str, name: LoaderName
 ) -> None:

@@ -26,6 +26,7 @@ from raydali.data.tasks.classification import ImageSizes, TrainImages, Validatio
 from raydali.data.tasks.pipeline import Inputs, Pipeline, Samples
 from raydali.errors import DataError
 from tests.support.pictures import assert_like_pillow, encoded, files, photograph
+from tests.support.quick import first_quick
 
 NAMES: tuple[LoaderName, ...] = get_args(LoaderName)
 DECODING: tuple[LoaderName, ...] = ("dali", "torch")
@@ -158,7 +159,7 @@ def test_dali_and_torch_give_the_same_crops(pipeline: Any, order: Stream | Order
     assert_like_pillow(ours, theirs)
 
 
-@pytest.mark.parametrize("name", DECODING)
+@first_quick("name", DECODING)
 def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: LabeledFiles) -> None:
     def collect(rank: int, world_size: int, threads: int) -> dict[tuple[int, int], torch.Tensor]:
         with make_loader(name, source, AUGMENTED, STREAM, rank=rank, world_size=world_size, threads=threads) as loader:
@@ -173,8 +174,8 @@ def test_pixels_do_not_depend_on_the_number_of_ranks(name: LoaderName, source: L
     assert all(torch.equal(alone[key], shared[key]) for key in alone)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@first_quick("world_size", [3, 1, 2])
+@first_quick("name", NAMES)
 def test_states_count_what_was_consumed(name: LoaderName, world_size: int, source: LabeledFiles) -> None:
     for rank in range(world_size):
         share = STREAM.micro_batches_of(rank, world_size)

@@ -50,6 +50,7 @@ def test_parquet_of_idx_files_has_their_pixels_and_labels(tmp_path: Path, loader
         assert batch["labels"].tolist() == NUMBERS[name].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_what_inputs_draws_is_the_same_on_any_rank(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

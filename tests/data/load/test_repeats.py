@@ -15,6 +15,7 @@ from raydali.data.stream.stream import Stream
 from raydali.data.tasks.classification import TrainImages
 from tests.support.broken import KINDS, folder
 from tests.support.pictures import assert_like_pillow
+from tests.support.quick import first_quick
 
 BROKEN = {5: KINDS[0], 11: KINDS[1]}
 STREAM = Stream(samples=24, epochs=3, batch_size=2, global_batch_size=4, seed=5, repeats=3)
@@ -58,7 +59,7 @@ def alike(images: Images, others: Images) -> bool:
     return images.keys() == others.keys() and all(torch.equal(image, others[key]) for key, image in images.items())
 
 
-@pytest.mark.parametrize("name", DECODING)
+@first_quick("name", DECODING)
 def test_each_repeat_has_pixels_of_its_own(whole: Loaded, name: LoaderName) -> None:
     images, _ = whole(name)
     assert len(images) == 3 * 24
@@ -77,7 +78,7 @@ def test_the_first_repeat_has_the_pixels_of_its_epoch(source: LabeledFiles, whol
         assert torch.equal(image, TRAIN.finish({name: tensor[None] for name, tensor in tensors})["images"][0])
 
 
-@pytest.mark.parametrize("name", DECODING)
+@first_quick("name", DECODING)
 def test_pixels_depend_neither_on_ranks_nor_on_the_start(source: LabeledFiles, whole: Loaded, name: LoaderName) -> None:
     images, replaced = whole(name)
     of_ranks = [load(name, source, rank, 2) for rank in range(2)]

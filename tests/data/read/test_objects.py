@@ -40,6 +40,7 @@ def readers() -> set[int]:
     return {each._process.pid for each in started._all if each._process} if started else set()
 
 
+@pytest.mark.slow
 def test_contents_counts_and_errors_are_those_of_one_process() -> None:
     assert contents(PARTS) == [*CONTENTS.values()]
     assert readers()

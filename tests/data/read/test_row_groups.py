@@ -74,7 +74,8 @@ def test_whole_row_groups_come_first(images: Parquet) -> None:
     assert less.read_together.group_bytes.tolist() == together.group_bytes.tolist()
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_an_epoch_reads_each_row_group_about_once(
     images: Parquet, reads: Reads, monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:

@@ -15,6 +15,7 @@ from scipy.stats import chi2, chi2_contingency, chisquare
 from raydali.data.stream.permutation import WINDOW_BLOCKS, BlockPermutation, Permutation
 from tests.support.clocks import least_cpu_seconds
 from tests.support.messages import mentioning
+from tests.support.quick import first_quick
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 10_000)
@@ -117,7 +118,7 @@ def test_every_id_is_as_likely_at_every_position(size: int, seeds: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", [12, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@first_quick("size", [2, 3, 4, 5])
 def test_every_order_of_few_samples_is_as_likely(size: int, seeds: int) -> None:
     found = Counter(tuple(order(size, *key).tolist()) for key in product(range(seeds), range(60)))
     assert chisquare([found[each] for each in permutations(range(size))]).pvalue > P_VALUE
@@ -168,7 +169,7 @@ def block_order(size: int, block: int, seed: int, epoch: int, window: int = 0) -
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("window", [0, 3])
+@first_quick("window", [3, 0])
 @pytest.mark.parametrize(
     "block", [1, 3, 16, 301, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 4, 7, 100))]
 )

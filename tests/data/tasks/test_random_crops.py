@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from raydali.data.stream.counter_rng import uniforms
 from raydali.data.tasks.crops import ATTEMPTS, CROP_UNIFORMS, RandomCrops, Range
+from tests.support.quick import first_quick
 
 Shape = tuple[int, int]
 
@@ -97,8 +98,8 @@ def test_windows_have_torchvisions_distribution(shape: Shape, area: Range, aspec
         assert ks_2samp(project(*ours.T), project(*theirs.T)).pvalue > 1e-3, name
 
 
-@pytest.mark.parametrize(("area", "aspect"), [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
-@pytest.mark.parametrize("shape", [(1, 9), (2, 3), (4, 4), (5, 3)])
+@first_quick(("area", "aspect"), [(AREA, ASPECT), ((0.3, 0.9), (0.5, 3.0))])
+@first_quick("shape", [(1, 9), (2, 3), (4, 4), (5, 3)])
 def test_crops_of_tiny_images_are_distributed_as_torchvisions(shape: Shape, area: Range, aspect: Range) -> None:
     ours, theirs = windows(shape, 20_000, area, aspect), torchvision_windows(shape, 4000, area, aspect)
     _, cells = np.unique(np.concatenate([ours, theirs]), axis=0, return_inverse=True)

@@ -16,6 +16,7 @@ from raydali.data.video.task import decoded, rgb_clip
 from raydali.errors import UsageError
 from tests.support.messages import mentioning, mentions
 from tests.support.object_stores import PutObjects
+from tests.support.quick import first_quick
 from tests.support.videos import COLOURS, alternate_references, decoded_by_pyav, moving, uneven, write_video
 
 CONTAINERS = [
@@ -106,8 +107,8 @@ def assert_frames(path: Path, frames: int) -> None:
             np.testing.assert_array_equal(np.stack(clip), straight[wanted], err_msg=f"{path} from {first} by {stride}")
 
 
-@pytest.mark.parametrize(("codec", "container"), CONTAINERS)
-@pytest.mark.parametrize("rate", ["constant", "variable"])
+@first_quick(("codec", "container"), CONTAINERS)
+@first_quick("rate", ["constant", "variable"])
 def test_a_cut_holds_the_clip_s_frames(tmp_path: Path, codec: str, container: str, rate: str) -> None:
     milliseconds = None if rate == "constant" or container == "avi" else uneven(29)
     assert_frames(write_video(tmp_path / f"1.{container}", moving(29), codec, milliseconds=milliseconds), 29)
@@ -122,8 +123,8 @@ def test_frames_that_are_not_coded_in_order(tmp_path: Path, name: str) -> None:
     assert_frames(path, 41)
 
 
-@pytest.mark.parametrize("container", ["mkv", "ts", "mov"])
-@pytest.mark.parametrize("name", ORDERS)
+@first_quick("container", ["mkv", "ts", "mov"])
+@first_quick("name", ORDERS)
 def test_frames_out_of_order_in_other_containers(tmp_path: Path, name: str, container: str) -> None:
     options = {"x264-params": ORDERS[name]}
     path = write_video(tmp_path / f"1.{container}", moving(41), "h264", keyframe_every=10, options=options)

@@ -18,6 +18,7 @@ from raydali.data.video import nvdec
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.nvdec import NvdecDecoder
 from tests.support.messages import mentioning, mentions
+from tests.support.quick import first_quick
 from tests.support.videos import alternate_references, moving, write_video
 
 FFMPEG = {"h264": "h264", "hevc": "hevc", "vp8": "vp8", "vp9": "vp9", "mpeg4": "mpeg4"}
@@ -98,8 +99,8 @@ def assert_clips(source: VideoClips, decoder: NvdecDecoder) -> None:
         assert clip(decoder, source, id).equal(whole[wanted]), source.path(id)
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize(
+@first_quick("stride", [1, 3])
+@first_quick(
     ("codec", "ending", "options"),
     [
         ("h264", "mp4", {}),
@@ -120,7 +121,7 @@ def test_clips_are_decoded_without_the_file_s_header(
     assert len(engines) == 1 and engines[0].sizes_told == []
 
 
-@pytest.mark.parametrize("codec", ["vp8", "vp9"])
+@first_quick("codec", ["vp8", "vp9"])
 @pytest.mark.usefixtures("engines")
 def test_hidden_frames_do_not_count(tmp_path: Path, codec: str) -> None:
     (tmp_path / "a").mkdir()

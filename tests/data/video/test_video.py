@@ -16,6 +16,7 @@ from raydali.data.stream.stream import OrderedPass, Stream
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.task import Clips, TrainClips, ValidationClips
 from raydali.errors import DataError
+from tests.support.quick import first_quick
 from tests.support.videos import (
     ROTATIONS,
     Rotation,
@@ -112,8 +113,8 @@ def test_clips_are_those_of_ffmpeg_s_filters(tmp_path: Path, codec: str, shape: 
     assert apart.max() <= 10 and apart.float().mean() < 0.5
 
 
-@pytest.mark.parametrize("name", ["dali", "torch"])
-@pytest.mark.parametrize("rotation", ROTATIONS)
+@first_quick("name", ["dali", "torch"])
+@first_quick("rotation", ROTATIONS)
 def test_rotated_frames_are_ffmpeg_s_upright_ones(tmp_path: Path, rotation: Rotation, name: str) -> None:
     path = write_video(tmp_path / "a" / "1.mp4", moving(8), "h264", rotation=rotation)
     source = VideoClips.scan(str(tmp_path), sequence_length=8)
@@ -124,8 +125,8 @@ def test_rotated_frames_are_ffmpeg_s_upright_ones(tmp_path: Path, rotation: Rota
     np.testing.assert_array_equal(frames, upright)
 
 
-@pytest.mark.parametrize("pipeline", [CENTRE, AUGMENT], ids=["centre", "augment"])
-@pytest.mark.parametrize("shape", [(48, 96), (97, 51)], ids=["wide", "odd"])
+@first_quick("pipeline", [CENTRE, AUGMENT], ids=["centre", "augment"])
+@first_quick("shape", [(48, 96), (97, 51)], ids=["wide", "odd"])
 def test_crops_and_flips_refer_to_the_upright_clip(tmp_path: Path, pipeline: Clips, shape: tuple[int, int]) -> None:
     """Clips of rotated videos equal those of the same frames that are stored upright."""
     for i, rotation in enumerate(ROTATIONS):

@@ -13,6 +13,7 @@ from nvidia.dali import fn
 from raydali.data.video.clips import VideoClips
 from raydali.data.video.gpu import Colours, Planes, colours_of, kept_regions, nv12, planes_graph, to_rgb
 from raydali.data.video.task import Clips, TrainClips, ValidationClips, decoded
+from tests.support.quick import first_quick
 from tests.support.videos import ROTATIONS, UPRIGHT, Rotation, moving, write_video
 
 SAME = {"mbtree": "0"}
@@ -40,7 +41,7 @@ def test_planes_become_the_baseline_s_crops(tmp_path: Path, name: str, pipeline:
     assert_baseline_s(pipeline, source, ids, epochs)
 
 
-@pytest.mark.parametrize("rotation", ROTATIONS)
+@first_quick("rotation", ROTATIONS)
 def test_planes_of_rotated_videos(tmp_path: Path, rotation: Rotation) -> None:
     frames = moving(12, height=144, width=192)
     write_video(tmp_path / "a" / "1.mp4", frames, "h264", options=SAME, rotation=rotation)

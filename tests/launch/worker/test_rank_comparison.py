@@ -23,6 +23,7 @@ from tests.support.digits import SHORT, few_digits, residual_digits
 from tests.support.flipped_bits import Where, plant
 from tests.support.job_ranks import train_rank
 from tests.support.messages import mentions
+from tests.support.quick import first_quick
 from tests.support.ranks import LocalSession, Stopped, folder_of, run_ranks
 
 CPU = torch.device("cpu")
@@ -103,9 +104,8 @@ def test_of_two_ranks_one_is_named_if_the_same_steps_tell(
     assert all(mentions(row["text"], "rank 1 step 8 wrong") for row in found)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "why"), [pytest.param(2, "software", marks=pytest.mark.slow), (3, "device away")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "why"), [(2, "software"), (3, "device away")])
 def test_a_difference_that_comes_back_ends_the_run(tmp_path: Path, digits: Data, world_size: int, why: str) -> None:
     folder, always = folder_of(tmp_path), Fault("weight", 5, None)
     assert "" not in {kind for kind, _ in run_ranks(world_size, outcome, CONFIG, digits, folder, always)}
@@ -173,7 +173,7 @@ def parts_of(optimizer: str) -> list[Any]:
     return [model, optimizing, average, torch.amp.GradScaler("cpu", enabled=False)]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon", "lamb", "lars"])
+@first_quick("optimizer", ["sgd", "adamw", "muon", "lamb", "lars"])
 def test_each_bit_counts(optimizer: str) -> None:
     parts = parts_of(optimizer)
     model, optimizing, average, _ = parts

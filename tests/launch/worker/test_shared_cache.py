@@ -58,6 +58,7 @@ def trained(option: str, data: Data, folder: RunFolder, s3: dict[str, str]) -> l
     return [message.text for message in session.messages if isinstance(message, RankWarning)]
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_named_once_and_the_run_trains(
     unusable: str, tmp_path: Path, s3: PutObjects
 ) -> None:

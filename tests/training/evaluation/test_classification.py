@@ -23,6 +23,7 @@ from raydali.training.forward_backward import Precision
 from raydali.training.worker import Worker
 from tests.support.broken import folder
 from tests.support.messages import mentioning
+from tests.support.quick import first_quick
 from tests.support.ranks import run_ranks
 
 N, CLASSES = 161, 7
@@ -134,7 +135,7 @@ def validate_labels(labels: int = LABELS, samples: int = SAMPLES) -> dict[str, f
     return evaluate_labels(nn.Identity(), batches(), worker, Precision("fp32", worker.device))
 
 
-@pytest.mark.parametrize("world_size", [2, 7])
+@first_quick("world_size", [7, 2])
 def test_results_are_those_of_all_images_together(world_size: int) -> None:
     scores, targets = scores_and_labels()
     metric = MultilabelAveragePrecision(LABELS - 1, average="macro")

@@ -25,6 +25,7 @@ from raydali.training.evaluation.validation import ValidationPass
 from raydali.training.forward_backward import Precision
 from raydali.training.models.segmentation import WithAuxiliary, build, check_segmenter
 from raydali.training.worker import Worker
+from tests.support.quick import first_quick
 
 CLASSES = 5
 CPU = torch.device("cpu")
@@ -135,7 +136,7 @@ def test_predicted_masks_are_png_files_of_classes() -> None:
     assert np.asarray(Image.open(io.BytesIO(content))).tolist() == [[0, 3], [254, 1]]
 
 
-@pytest.mark.parametrize("name", ["tiny", "lraspp_mobilenet_v3_large", "fcn_resnet50", "torch.nn:Identity"])
+@first_quick("name", ["tiny", "lraspp_mobilenet_v3_large", "fcn_resnet50", "torch.nn:Identity"])
 def test_models_by_name(name: str) -> None:
     if name == "torch.nn:Identity":
         check_segmenter(name)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torchvision.models.vision_transformer import EncoderBlock
 
 from raydali.training.fused import passes
+from tests.support.quick import first_quick
 
 Forward = Callable[..., torch.Tensor]
 
@@ -58,7 +59,7 @@ def plain(attention: nn.MultiheadAttention, x: torch.Tensor, **options: Any) -> 
     return result
 
 
-@pytest.mark.parametrize(
+@first_quick(
     "model",
     [
         EncoderBlock(4, 16, 32, 0.0, 0.0).double(),
@@ -88,7 +89,7 @@ def test_it_drops_out_in_training() -> None:
     torch.testing.assert_close(replaced_in(model.eval())[0](x), expected)
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("call", "options"),
     [
         (lambda attention, x: attention(x, x, x)[1], {}),  # its weights

@@ -10,6 +10,7 @@ import torch
 from raydali.errors import UsageError
 from raydali.training.models.classification import build_model, check_model, has_one_size, head_names
 from tests.support.messages import mentioning
+from tests.support.quick import first_quick
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_model_is_built_for_the_size_that_is_asked_for(name: str, size: int) -
         assert build_model(name, 3, size).eval()(torch.empty(2, 3, size, size)).shape == (2, 3)
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("name", "size", "fit"),
     [("vit_b_16", 40, 32), ("vit_h_14", 32, 28), ("maxvit_t", 64, 224), ("inception_v3", 32, 96)],
 )
@@ -88,7 +89,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "pack.nets"
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("name", "size", "one_size", "head"),
     [
         ("timm:convnext_atto.d2_in1k", 64, False, "head.fc"),

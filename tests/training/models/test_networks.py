@@ -12,6 +12,7 @@ from raydali.training.models.blur_pool import blur, resnet50
 from raydali.training.models.classification import build_model, check_model, head_names
 from raydali.training.models.normalized import Normalized
 from raydali.training.models.small_images import SMALL_IMAGE_MODELS
+from tests.support.quick import first_quick
 
 PARAMETERS = {
     "digits": 94_762,
@@ -31,8 +32,8 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
     assert len({each.rpartition(".")[0] for each in head}) == 1
 
 
-@pytest.mark.parametrize("name", SMALL_IMAGE_MODELS)
-@pytest.mark.parametrize("size", [28, 32])
+@first_quick("name", SMALL_IMAGE_MODELS)
+@first_quick("size", [28, 32])
 def test_every_parameter_gets_a_gradient(name: str, size: int) -> None:
     check_model(name, size)
     torch.manual_seed(0)

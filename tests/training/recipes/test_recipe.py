@@ -14,6 +14,7 @@ from raydali.training.models.classification import on_meta
 from raydali.training.optim import build_optimizer
 from raydali.training.recipe import RECIPES, Settings, find_recipe, micro_batch
 from tests.support.messages import mentioning, mentions
+from tests.support.quick import first_quick
 
 
 def config_of(name: str) -> Config:
@@ -31,7 +32,7 @@ def test_settings_are_options_with_their_defaults() -> None:
     assert {name for name, default in defaults.items() if options[name] != default} == {"interpolation"}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@first_quick("name", RECIPES)
 def test_every_recipe_builds(name: str) -> None:
     config = config_of(name)
     model = on_meta(lambda: build_model(config, 10))

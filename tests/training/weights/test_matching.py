@@ -22,6 +22,7 @@ from raydali.training.weights.matching import MatchedWeights, match
 from raydali.training.weights.preprocessing import Preprocessing, of_torchvision, published_by_torchvision
 from raydali.training.weights.reading import Weights, read_weights
 from tests.support.messages import mentioning, mentions
+from tests.support.quick import first_quick
 
 State = dict[str, torch.Tensor]
 Build = Callable[[str, int], nn.Module]
@@ -138,7 +139,7 @@ def test_torchvisions_files_give_its_outputs(name: str, size: int, options: dict
     assert set(weights.loaded) - set(fewer.loaded) == set(fewer.new_head) != set()
 
 
-@pytest.mark.parametrize(
+@first_quick(
     ("name", "build", "classes"),
     [
         ("fasterrcnn_mobilenet_v3_large_320_fpn", build_detector, 90),
@@ -178,7 +179,7 @@ def test_weights_of_a_deeper_backbone_are_refused() -> None:
         match(deeper, partial(build_segmenter, "fcn_resnet50"), 5)
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@first_quick("name", ["googlenet", "inception_v3"])
 def test_models_that_normalize_again(name: str) -> None:
     """Built with its weights, torchvision's model expects images as ImageNet's, and normalises them once more."""
     theirs = torchvision.models.get_model(name, num_classes=3, init_weights=False, transform_input=True).eval()

@@ -1,0 +1,13 @@
+"""Which of a test's cases each commit must pass."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def first_quick(names: str | Sequence[str], cases: Iterable[Any], **options: Any) -> pytest.MarkDecorator:
+    """`pytest.mark.parametrize`, where all cases but the first are slow: `make test-all` alone runs them."""
+    first, *others = cases
+    slow = [pytest.param(*([case] if isinstance(names, str) else case), marks=pytest.mark.slow) for case in others]
+    return pytest.mark.parametrize(names, [first, *slow], **options)
