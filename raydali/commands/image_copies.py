@@ -9,7 +9,7 @@ A smaller copy has only what loaders use: 8-bit pixels, grey or RGB, without alp
 import errno
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,8 +70,8 @@ class Written:
 
 def copies(
     source: Files | LabeledSource, ids: Sequence[int], shorter_side: int, quality: int, written: Written
-) -> Iterator[tuple[int, bytes]]:
-    """Yield ids of images and the contents of their copies; threads read ahead.
+) -> Generator[tuple[int, bytes], None, None]:
+    """Yield ids of images and the contents of their copies; threads read ahead until it ends or is closed.
 
     Args:
         source: the originals.

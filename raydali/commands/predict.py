@@ -9,6 +9,7 @@ interruption.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,9 +89,10 @@ def main(options: Predict) -> None:
     if len(missing) < len(parts):
         print(f"{len(parts) - len(missing)} of {plural(len(parts), 'part')} are done already")
     seconds, done, precision = 0.0, 0, ""
-    with ThreadPoolExecutor(1) as writer:  # the device goes on meanwhile
+    # The device goes on while a part is written.
+    with ThreadPoolExecutor(1) as writer, closing(workers.results(inference, missing, options)) as results:
         writing = writer.submit(lambda: None)
-        for result in workers.results(inference, missing, options):
+        for result in results:
             writing.result()
             writing = writer.submit(predictions.write_part, result, task_results)
             seconds, done = max(seconds, result.seconds), done + len(result.part.ids) - len(result.broken)

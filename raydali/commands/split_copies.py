@@ -14,7 +14,7 @@ import os
 import tarfile
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
@@ -203,8 +203,9 @@ def _copy_images(split: Split, ids: range) -> Written:
     changed = {id: modified_ns(_origin(source, id)) for id in ids}
     wanted = [id for id in ids if not is_current(split.place_of(id), changed[id])]
     written.there_already = len(ids) - len(wanted)
-    for id, content in copies(source, wanted, options.shorter_side, options.quality, written):
-        write_file(split.place_of(id), content, changed[id])
+    with closing(copies(source, wanted, options.shorter_side, options.quality, written)) as made:
+        for id, content in made:
+            write_file(split.place_of(id), content, changed[id])
     for sample in written.broken:  # the copy was made from an earlier version of the source
         remove(split.place_of(sample.id))
     return written
@@ -235,8 +236,8 @@ def _copy_shard(split: Split, ids: range) -> Written:
             written.damaged.append(place)
         elif entry["state"] == state and not entry["broken"]:
             return Written(there_already=entry["images"], shards=[entry])
-    with replacing(place) as file:
-        (_write_tar if options.to == "tar" else _write_parquet)(file, split, made(shard))
+    with replacing(place) as file, closing(made(shard)) as images:
+        (_write_tar if options.to == "tar" else _write_parquet)(file, split, images)
         file.seek(0)
         entry = {
             "name": place.removeprefix(f"{options.target}/"),

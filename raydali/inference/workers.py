@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,13 @@ RESULTS_AHEAD = 4
 _log = logging.getLogger(__name__)
 
 
-def results(inference: Inference, parts: Sequence[Part], options: PlacementOptions) -> Iterator[PartResult]:
+def results(
+    inference: Inference, parts: Sequence[Part], options: PlacementOptions
+) -> Generator[PartResult, None, None]:
     """Yield the results of some parts, in any order; shows the progress of slow ones.
 
-    Without a cluster, one worker needs no Ray. A part of a worker that has died is done by another.
+    Without a cluster, one worker needs no Ray. A part of a worker that has died is done by another. Loaders and workers
+    are in use until it ends or is closed.
 
     Args:
         inference: the model and the samples.

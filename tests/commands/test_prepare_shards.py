@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -301,10 +302,12 @@ def test_other_settings_are_refused(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", KINDS)
 def test_a_full_disk(to: str, source: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=3000) as disk:
-        target = disk.path / "target"
-        with pytest.raises(DataError, match=mentioning(f"{target}/train/ space left room")):
+        target, before = disk.path / "target", {*threading.enumerate()}
+        with pytest.raises(DataError, match=mentioning(f"{target}/train/ space left room")) as failure:
             prepare(source, target, to)
         assert not [*target.rglob(".*.part")]
+    left = [thread.name for thread in {*threading.enumerate()} - before if "readers" not in thread.name]
+    assert not left, f"threads that only a collection of garbage ends, after {failure}"
 
 
 @pytest.mark.parametrize("to", ["tar", *SLOWER])

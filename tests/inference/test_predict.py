@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import inspect
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from raydali.commands.predict import Predict
 from raydali.data.builtin.digits import digits_folder
 from raydali.errors import CommandError, DataError, UsageError
 from raydali.host.hardware import has_bf16
-from raydali.inference import predictions
+from raydali.inference import predictions, workers
 from raydali.inference.job_module import load_job
 from raydali.inference.samples import unlabeled_samples
 from raydali.inference.trained_run import open_run
@@ -221,6 +222,7 @@ def test_a_full_disk_costs_only_the_part_under_way(
     run: RunFolder, digits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, replaced, done, limit = tmp_path / "p.csv", local_files.replace, list[Path](), 0
+    begun, results = workers.results, list[Any]()
 
     def limited(path: Path, contents: bytes | memoryview) -> None:
         if len(done) == limit:
@@ -228,12 +230,18 @@ def test_a_full_disk_costs_only_the_part_under_way(
         replaced(path, contents)
         done.append(path)
 
+    def noted(*args: Any) -> Any:
+        results.append(begun(*args))
+        return results[-1]
+
     monkeypatch.setattr(local_files, "replace", limited)
+    monkeypatch.setattr(workers, "results", noted)
     for stop in (5, 6, 19):
         limit = stop
         with pytest.raises(CommandError, match="No space left"):
             predict.main(options(run, tmp_path / "digits", output))
         assert not output.exists()
+        assert inspect.getgeneratorstate(results[-1]) == inspect.GEN_CLOSED, "with its loader"
     limit = 1000
     predict.main(options(run, tmp_path / "digits", output))
     assert paths(output) == names(digits)
